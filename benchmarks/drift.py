@@ -49,6 +49,8 @@ from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import Followed
 from presage.serving_hooks.monitoring.promoted import Promoted, promoted_by_type
 from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.identity import Step
 from presage.training.training import median_us
 
 TRAINING, HELD_OUT, BEFORE, AFTER, WITHOUT = 1000, 600, 500, 400, 1000
@@ -188,29 +190,30 @@ def costs() -> dict[str, float]:
     table = drawn(law, 400, 2)
     said = model.said(table)
     steps = table["step"].to_pylist()
-    names = [f"workflow-{number}" for number in range(EVENTS)]
+    workflows = [Workflow(Step("triage", f"workflow-{number}", "")) for number in range(EVENTS)]
     agents = table["agent"].to_pylist()
     # These workflows are all cut short, and would raise an alarm: what is measured is the watching.
     never = DriftConfig(false_alarms=1e-300)
     truth = ForecastMonitor(Drift(promoted_by_type(followed_of(table, said)), never))
+    outcomes = [truth.opened("triage") for _ in workflows]
     plain = Forecaster(None, back_off=OnlineCounts())
     # Every workflow has three steps behind it: the one measured has forecasts to judge at every horizon.
     starts = [row for row, step in enumerate(steps) if step == 3 and row + 1 < len(steps) and steps[row + 1] == 4]
     place = [starts[number % len(starts)] for number in range(EVENTS)]
     for number, row in enumerate(place):
         for at in range(row - 3, row):
-            truth.begun("triage", names[number], agents[at], said.at(at, PREFILL), steps[at])
-            truth.completed("triage", names[number], said.at(at, COMPLETION), 100)
-            plain.on_prefill("triage", names[number], agents[at], step=steps[at])
-            plain.on_completion("triage", names[number], output_tokens=100)
+            truth.begun(outcomes[number], agents[at], said.at(at, PREFILL), steps[at])
+            truth.completed(outcomes[number], said.at(at, COMPLETION), 100)
+            plain.on_prefill(workflows[number], agents[at], step=steps[at])
+            plain.on_completion(workflows[number], output_tokens=100)
     prefills = [said.at(row, PREFILL) for row in place]
     completions = [said.at(row, COMPLETION) for row in place]
     return {
-        "a step begins": median_us(lambda i: truth.begun("triage", names[i], agents[place[i]], prefills[i], 3), EVENTS),
-        "a step completes": median_us(lambda i: truth.completed("triage", names[i], completions[i], 100), EVENTS),
-        "a workflow ends": median_us(lambda i: truth.ended("triage", names[i]), EVENTS),
+        "a step begins": median_us(lambda i: truth.begun(outcomes[i], agents[place[i]], prefills[i], 3), EVENTS),
+        "a step completes": median_us(lambda i: truth.completed(outcomes[i], completions[i], 100), EVENTS),
+        "a workflow ends": median_us(lambda i: truth.ended(outcomes[i]), EVENTS),
         "forecaster, counts alone: a step begins": median_us(
-            lambda i: plain.on_prefill("triage", names[i], agents[place[i]], step=3), EVENTS
+            lambda i: plain.on_prefill(workflows[i], agents[place[i]], step=3), EVENTS
         ),
     }
 

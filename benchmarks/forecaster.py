@@ -34,6 +34,8 @@ from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent.train import train
 from presage.training.training import median_us
 
@@ -77,14 +79,14 @@ def alone(
 
 def through(forecaster: Forecaster, step: dict[str, Any], under_way: int) -> tuple[Any, Any]:
     """Times the same events through a forecaster; each completion belongs to its own prefill."""
-    names = [f"workflow-{number}" for number in range(under_way)]
+    workflows = [Workflow(Step(step["workflow_type"], f"workflow-{number}", "")) for number in range(under_way)]
     inputs, outputs = ({name: step[name] for name in names_of} for names_of in (INPUTS, OUTPUTS))
 
     def prefilled(i: int) -> None:
-        forecaster.on_prefill(step["workflow_type"], names[i % under_way], step["agent"], **inputs)
+        forecaster.on_prefill(workflows[i % under_way], step["agent"], **inputs)
 
     def completed(i: int) -> None:
-        forecaster.on_completion(step["workflow_type"], names[i % under_way], **outputs)
+        forecaster.on_completion(workflows[i % under_way], **outputs)
 
     return prefilled, completed
 
@@ -92,12 +94,13 @@ def through(forecaster: Forecaster, step: dict[str, Any], under_way: int) -> tup
 def bytes_a_workflow(predictor: NextAgentPredictor, step: dict[str, Any]) -> tuple[float, int]:
     """Bytes per workflow over 10,000 workflows of four steps, and the predictor's own share of them."""
     forecaster = Forecaster(predictor, back_off=OnlineCounts())
+    workflows = [Workflow(Step(step["workflow_type"], f"workflow-{n}", "")) for n in range(MEASURED_WORKFLOWS)]
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    for number in range(MEASURED_WORKFLOWS):
+    for workflow in workflows:
         for index in range(4):
-            forecaster.on_prefill(step["workflow_type"], f"workflow-{number}", step["agent"], step=index)
-            forecaster.on_completion(step["workflow_type"], f"workflow-{number}", output_tokens=100)
+            forecaster.on_prefill(workflow, step["agent"], step=index)
+            forecaster.on_completion(workflow, output_tokens=100)
     gc.collect()
     taken = (tracemalloc.get_traced_memory()[0] - before) / MEASURED_WORKFLOWS
     tracemalloc.stop()

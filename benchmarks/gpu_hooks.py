@@ -86,7 +86,7 @@ class Drawn:
     def await_states(self) -> None:
         """They are not looked at."""
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: object) -> None:
         """Keeps nothing."""
 
 

@@ -46,6 +46,8 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.identity import Step
 from presage.training.next_agent.change import CHANGES
 from presage.training.next_agent.train import fit_predictor
 
@@ -93,10 +95,10 @@ def serve(workflows: list[list[dict[str, Any]]], predictor: NextAgentPredictor |
     sure: list[float] = []
     hits: list[bool] = []
     for number, steps in enumerate(workflows):
-        key = steps[0]["workflow_type"], steps[0]["workflow_id"]
+        workflow = Workflow(Step(steps[0]["workflow_type"], steps[0]["workflow_id"], ""))
         for place, step in enumerate(steps):
             forecaster.on_prefill(
-                *key,
+                workflow,
                 step["agent"],
                 step=place,
                 input_tokens=step["input_tokens"],
@@ -104,7 +106,7 @@ def serve(workflows: list[list[dict[str, Any]]], predictor: NextAgentPredictor |
                 prefill_state=state_of(step, "prefill_state"),
             )
             live = forecaster.on_completion(
-                *key,
+                workflow,
                 output_tokens=step["output_tokens"],
                 output_text=step.get("output_text"),
                 completion_state=state_of(step, "completion_state"),
@@ -120,7 +122,7 @@ def serve(workflows: list[list[dict[str, Any]]], predictor: NextAgentPredictor |
                 right[number] += hit
                 sure.append(float(live.probabilities[0, top]))
                 hits.append(hit)
-        forecaster.close(*key)
+        forecaster.close(workflow)
     ends = ratio_ci(right, judged, np.random.default_rng(0))
     bins = reliability(np.array(sure), np.array(hits)) if sure else ()
     return {

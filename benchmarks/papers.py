@@ -24,6 +24,7 @@ from presage.replay.policies import Policy
 from presage.replay.workload import ReplayJob
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.listeners import Found, Listener
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.live import LiveForecast
 
 if TYPE_CHECKING:
@@ -247,31 +248,30 @@ class StaticGraph:
         self._transitions = transitions
         names = {name for of in transitions.values() for agent, after in of.items() for name in (agent, *after)}
         self._agents = tuple(sorted(names))
-        self._at: dict[tuple[str, str], str] = {}
+        self._at: dict[str, str] = {}
         self._said: dict[tuple[str, str], NDArray[np.float32]] = {}
 
     def on_prefill(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         agent: str,
         *,
         step: int | None = None,
         input_tokens: int | None = None,
     ) -> LiveForecast:
         """How far away each agent is from this one."""
-        self._at[workflow_type, workflow_id] = agent
-        return self._after(workflow_type, agent, PREFILL)
+        self._at[workflow.key] = agent
+        return self._after(workflow.step.workflow_type, agent, PREFILL)
 
-    def on_completion(self, workflow_type: str, workflow_id: str, **_: Any) -> LiveForecast:
+    def on_completion(self, workflow: Workflow, **_: Any) -> LiveForecast:
         """The same, once it has completed."""
-        return self._after(workflow_type, self._at[workflow_type, workflow_id], COMPLETION)
+        return self._after(workflow.step.workflow_type, self._at[workflow.key], COMPLETION)
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: Workflow) -> None:
         """The workflow has ended."""
-        self._at.pop((workflow_type, workflow_id), None)
+        self._at.pop(workflow.key, None)
 
-    def remaining_tokens(self, step: Any, input_tokens: int) -> float | None:
+    def remaining_tokens(self, workflow: Workflow, step: Any, input_tokens: int) -> float | None:
         """A graph of agents knows nothing of tokens."""
         return None
 

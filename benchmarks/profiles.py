@@ -71,6 +71,8 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import AgainstCounts, Followed, likeliest
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveLengths
 from presage.training.length.train import fit_lengths
 from presage.training.next_agent.train import fit_predictor
@@ -260,15 +262,15 @@ def public_traces(folder: Path, sets: Sequence[str]) -> dict[str, object]:
 
 def followed(forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSteps) -> tuple[int, int, list[float]]:
     """Next steps forecast rightly and forecasts by the profile, of a workflow served step by step; µs of each event."""
-    right, profiled, took = 0, 0, []
+    right, profiled, took, record = 0, 0, [], Workflow(Step(kind, name, ""))
     for agent, following in pairwise([*workflow.agents, ""]):
         begun = time.perf_counter()
-        live = forecaster.on_prefill(kind, name, agent)
+        live = forecaster.on_prefill(record, agent)
         took.append(1e6 * (time.perf_counter() - begun))
-        forecaster.on_completion(kind, name, output_tokens=1)
+        forecaster.on_completion(record, output_tokens=1)
         right += len(live.probabilities) > 0 and likeliest(live) == following
         profiled += live.source == "profile"
-    forecaster.close(kind, name)
+    forecaster.close(record)
     return right, profiled, took
 
 
@@ -276,16 +278,16 @@ def lengths(
     forecaster: Forecaster, kind: str, name: str, workflow: WorkflowSteps, numbers: np.ndarray
 ) -> list[LiveLengths]:
     """The remaining tokens forecast as each step begins; the steps of a block begin before any of them completes."""
-    rows, found = numbers[workflow.rows], []
+    rows, found, record = numbers[workflow.rows], [], Workflow(Step(kind, name, ""))
     for block in workflow.blocks:
         for at in block:
             tokens = _count(rows[at, NUMBERS.index("input_tokens")])
-            live = forecaster.on_prefill(kind, name, workflow.agents[at], step=at, input_tokens=tokens)
+            live = forecaster.on_prefill(record, workflow.agents[at], step=at, input_tokens=tokens)
             found.append(live.remaining)
         for at in block:
             tokens = _count(rows[at, NUMBERS.index("output_tokens")])
-            forecaster.on_completion(kind, name, step=at, agent=workflow.agents[at], output_tokens=tokens)
-    forecaster.close(kind, name)
+            forecaster.on_completion(record, step=at, agent=workflow.agents[at], output_tokens=tokens)
+    forecaster.close(record)
     return found
 
 

@@ -35,6 +35,7 @@ from presage.datasets.adapters.recording import batches, engines
 from presage.datasets.recording import RECORDED_FINISHED
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import StepRecorder, start
+from presage.serving_hooks.workflows import RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths
 
@@ -44,20 +45,20 @@ WAYS = {"ids alone": (False, False), "ids and forecasts": (False, True), "ids an
 EVERYTHING = "ids, states, forecasts"
 
 
-def known(count: int) -> list[tuple[str, Step]]:
+def known(count: int) -> list[RunningStep]:
     """The request data that an engine has before it reports a step."""
-    return [
-        (
-            f"request-{i}",
-            Step("application", f"run-{i // STEPS_A_WORKFLOW}", f"agent-{i % 7}", i % STEPS_A_WORKFLOW),
-        )
-        for i in range(count)
-    ]
+    steps: list[RunningStep] = []
+    for i in range(count):
+        step = Step("application", f"run-{i // STEPS_A_WORKFLOW}", f"agent-{i % 7}", i % STEPS_A_WORKFLOW)
+        workflow = steps[-1].workflow if i % STEPS_A_WORKFLOW else Workflow(step)
+        steps.append(RunningStep(f"request-{i}", step, workflow))
+    return steps
 
 
-def served(to: StepRecorder, i: int, request: str, step: Step, states: Any, forecasts: Any) -> None:
-    """Step number i, as reported by an engine's hooks."""
-    to.begun(request, step, input_tokens=1000 + i % 500, cached_input_tokens=512)
+def served(to: StepRecorder, step: RunningStep, states: Any, forecasts: Any) -> None:
+    """A step, as reported by an engine's hooks."""
+    i, request = step.step.number or 0, step.request_id
+    to.begun(step, input_tokens=1000 + i % 500, cached_input_tokens=512)
     if states is not None:
         to.states([request], "prefill", states[0][None])
     if forecasts is not None:
@@ -67,8 +68,8 @@ def served(to: StepRecorder, i: int, request: str, step: Step, states: Any, fore
         to.states([request], "completion", states[1][None])
     if forecasts is not None:
         to.forecast(request, forecasts[1])
-    if step.number == STEPS_A_WORKFLOW - 1:
-        to.ended(step.workflow_type, step.workflow_id, RECORDED_FINISHED)
+    if step.step.number == STEPS_A_WORKFLOW - 1:
+        to.ended(step.workflow, RECORDED_FINISHED)
 
 
 def paced(call: Callable[[int], object], rate: float, seconds: float) -> tuple[list[float], list[float]]:
@@ -113,7 +114,7 @@ def price(folder: Path, states: Any, rounds: int, rate: float, seconds: float) -
                 to = start(recorded(folder / f"{turn}-{name}", way[0]), model="model")
                 given, said = states if way[0] else None, made_forecasts() if way[1] else None
                 taken, worked = paced(
-                    lambda i, to=to, given=given, said=said: served(to, i, *steps[i], given, said), rate, seconds
+                    lambda i, to=to, given=given, said=said: served(to, steps[i], given, said), rate, seconds
                 )
                 to.close()
             seen.setdefault(name, []).append(
@@ -133,7 +134,7 @@ def sustained(folder: Path, states: Any, rate: float, seconds: float) -> dict[st
     begun = time.perf_counter()
     steps = known(int(rate * seconds))
     others = time.process_time() - time.thread_time()
-    taken, worked = paced(lambda i: served(to, i, *steps[i], states, None), rate, seconds)
+    taken, worked = paced(lambda i: served(to, steps[i], states, None), rate, seconds)
     offered_s = time.perf_counter() - begun
     to.close()
     closed_s = time.perf_counter() - begun

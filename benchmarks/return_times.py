@@ -34,6 +34,7 @@ from presage.features.return_times import ENGINE_REASONS, LEAST_MS, return_rows
 from presage.predictors.return_time.predictor import ReturnTimePredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.return_times import ReturnTimeForecaster
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveReturn
 from presage.training.return_time.train import train_return_times
@@ -68,20 +69,22 @@ def run_live(
             left[row["workflow_type"], row["workflow_id"]] += 1
     forecaster = ReturnTimeForecaster(predictor, budget=Budget(deadline_s=1.0, hang_s=None))
     lost, within, taken, arriving = [], Counter[str](), [], {}
+    workflows: dict[str, Workflow] = {}
     for now, at, completes in sorted(events):
         row, step = rows[at], Step(rows[at]["workflow_type"], rows[at]["workflow_id"], rows[at]["agent"], at)
+        workflow = workflows.setdefault(step.workflow, Workflow(step))
         begun = time.perf_counter()
         if not completes:
-            forecaster.arrived(step, row["input_tokens"], now)
+            forecaster.arrived(workflow, step, row["input_tokens"], now)
             arriving[at] = time.perf_counter() - begun
             continue
         reason = row["finish_reason"] if predictor is None or row["finish_reason"] in ENGINE_REASONS else "stop"
-        live: LiveReturn | None = forecaster.completed(step, row["output_tokens"], reason, now)
+        live: LiveReturn | None = forecaster.completed(workflow, step, row["output_tokens"], reason, now)
         taken.append(1e6 * (arriving.pop(at) + time.perf_counter() - begun))
         if answers:
             calls = every[places[at] + 1 : [*places, len(every)][at + 1]]
             tools = [call["agent"] for call in calls if call["workflow_id"] == row["workflow_id"]]
-            live = forecaster.answered(step, row["finish_reason"], tools) or live
+            live = forecaster.answered(workflow, step, row["finish_reason"], tools) or live
         if live is not None and live.quantiles and np.isfinite(label[at]):
             quantiles = dict(zip((f"{q:g}" for q in live.quantiles), live.seconds, strict=True))
             actual = label[at] / 1e3
@@ -89,7 +92,7 @@ def run_live(
             within.update(q for q in SHOWN if actual <= max(quantiles[q], LEAST_MS / 1e3))
         left[row["workflow_type"], row["workflow_id"]] -= 1
         if not left[row["workflow_type"], row["workflow_id"]]:
-            forecaster.ended(step.workflow)
+            forecaster.ended(workflow)
     coverage = {q: within[q] / len(lost) for q in SHOWN}
     return {"loss": float(np.mean(lost)), "coverage": coverage, "us": statistics.median(taken), "judged": len(lost)}
 

@@ -37,9 +37,13 @@ def test_distances_are_the_fewest_steps_and_an_agent_may_come_again() -> None:
     assert distances(RING, "p", deepest=2) == {"q": 1, "r": 2, "p": 2}
 
 
+def workflow(workflow_type: str, workflow_id: str) -> Workflow:
+    return Workflow(Step(workflow_type, workflow_id, "p"))
+
+
 def test_the_nearer_agent_counts_for_more_than_all_further_ones_together() -> None:
     graph = StaticGraph({"t": {"p": frozenset("q"), "q": frozenset("abcdefg")}})
-    said = graph.on_prefill("t", "w", "p")
+    said = graph.on_prefill(workflow("t", "w"), "p")
     ahead = lookahead(said.probabilities, said.agents, ScoreConfig(SETTINGS["horizon"], SETTINGS["gamma"]))
     near, far = ahead.score("q"), ahead.score("abcdefg")
     assert near == UNIT
@@ -49,11 +53,11 @@ def test_the_nearer_agent_counts_for_more_than_all_further_ones_together() -> No
 
 def test_every_workflow_of_a_type_gets_the_same_and_others_nothing() -> None:
     graph = StaticGraph({"t": RING})
-    one, other = (graph.on_prefill("t", name, "p").probabilities for name in "ab")
+    one, other = (graph.on_prefill(workflow("t", name), "p").probabilities for name in "ab")
     assert np.array_equal(one, other)
-    assert graph.on_completion("t", "a").probabilities.tolist() == one.tolist()
+    assert graph.on_completion(workflow("t", "a")).probabilities.tolist() == one.tolist()
     assert one.shape == (DEEPEST, 5)
-    assert not graph.on_prefill("u", "c", "p").probabilities.any()
+    assert not graph.on_prefill(workflow("u", "c"), "p").probabilities.any()
 
 
 def job(agents: str) -> ReplayJob:

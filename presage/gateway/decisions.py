@@ -163,7 +163,8 @@ class Decisions:
 
     def forecast_return(self, workflow: str) -> tuple[float, float]:
         """Of a workflow that is away: median seconds to its next request (NaN if unknown), and probability of none."""
-        away: Any = self._forecasts.returns.away(workflow) if self._forecasts.returns is not None else None
+        running, returns = self.table.get(workflow), self._forecasts.returns
+        away = returns.away(running) if running is not None and returns is not None else None
         if away is None or not away[0].quantiles:
             return math.nan, 0.0
         return float(np.interp(0.5, away[0].quantiles, away[0].seconds)), away[0].end
@@ -175,7 +176,8 @@ class Decisions:
         """
         step = Step(workflow_type, workflow_id, "")
         running, now = self.table.get(step.workflow), self._clock()
-        away: Any = self._forecasts.returns.away(step.workflow) if self._forecasts.returns is not None else None
+        returns = self._forecasts.returns
+        away = returns.away(running) if running is not None and returns is not None else None
         latest = [
             {"ago_s": round(now - decided_at, 3), **facts}
             for decided_at, name, facts in self._decided
@@ -187,7 +189,7 @@ class Decisions:
             "alive": running is not None,
             "modes": {policy: self.modes.of(policy, step.stats_key).word for policy in self.modes.whole},
             "forecasts": self._shown.of(step.workflow),
-            "position": position(self._forecasts.next_agents, workflow_type, workflow_id),
+            "position": position(self._forecasts.next_agents, running) if running is not None else None,
             "returns": None if away is None else return_as_plain(away[0], now - away[1], self._target),
             "growth": None,
             "requests": [],

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -150,9 +151,9 @@ class GatewayForecasts(Listener[GatewayDecision]):
         mode = self._modes.of("annotations", named.stats_key)
         if mode is Mode.OFF:
             return
-        request.forecast = self._agents_switch.attempt(self._on_prefill, request)
+        request.forecast = self._agents_switch.attempt(self._on_prefill, request, workflow)
         if self._return_times is not None:
-            self._returns_switch.attempt(self._return_times.arrived, named, request.prompt_tokens, now)
+            self._returns_switch.attempt(self._return_times.arrived, workflow, named, request.prompt_tokens, now)
         request.annotation = self._annotation(request, step.number)
         request.acts = mode is Mode.ON
 
@@ -171,29 +172,30 @@ class GatewayForecasts(Listener[GatewayDecision]):
         workflow.forecasts.next_agents = None
         if self._return_times is not None:
             tokens = left.output_tokens or 0
-            self._returns_switch.attempt(self._return_times.completed, named, tokens, left.finish_reason, now)
+            completed = partial(self._return_times.completed, workflow, named, tokens, left.finish_reason, now)
+            self._returns_switch.attempt(completed)
         if answer is None:
             return
         self._learn(request, answer)
         self.ranks.answered(key)
         if left.output_tokens is not None:
             self.outputs.add(key, float(left.output_tokens))
-        workflow.forecasts.next_agents = self._agents_switch.attempt(self._on_completion, request, answer)
+        workflow.forecasts.next_agents = self._agents_switch.attempt(self._on_completion, request, workflow, answer)
         if self._return_times is not None:
-            self._returns_switch.attempt(self._return_times.answered, named, left.finish_reason, answer.tools)
+            answered = partial(self._return_times.answered, workflow, named, left.finish_reason, answer.tools)
+            self._returns_switch.attempt(answered)
 
     def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """Learns from how it ended, and forgets it."""
-        step = workflow.step
         if workflow.left_by is not None:
             if reason is EndReason.FINISHED:
                 self.returns.add(workflow.left_by, math.inf)
             if workflow.deadline_at < math.inf and reason is not EndReason.ABORTED:
                 self._counts.add(DEADLINES, "met" if workflow.left_at <= workflow.deadline_at else "missed")
         if self._next is not None:
-            self._agents_switch.attempt(self._next.close, step.workflow_type, step.workflow_id, reason)
+            self._agents_switch.attempt(self._next.close, workflow, reason)
         if self._return_times is not None:
-            self._returns_switch.attempt(self._return_times.ended, step.workflow, reason)
+            self._returns_switch.attempt(self._return_times.ended, workflow, reason)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -203,14 +205,13 @@ class GatewayForecasts(Listener[GatewayDecision]):
             **getattr(self._next, "debug_state", dict)(),
         }
 
-    def _on_prefill(self, request: GatewayDecision) -> LiveForecast | None:
+    def _on_prefill(self, request: GatewayDecision, workflow: Workflow) -> LiveForecast | None:
         if self._next is None:
             return None
         step = request.identity.step
         system_prompt, input_text = request.request.texts
         live: LiveForecast = self._next.on_prefill(
-            step.workflow_type,
-            step.workflow_id,
+            workflow,
             step.agent,
             step=step.number,
             input_tokens=request.prompt_tokens or None,
@@ -250,12 +251,12 @@ class GatewayForecasts(Listener[GatewayDecision]):
             evidence=0 if live is None else live.evidence,
         )
 
-    def _on_completion(self, request: GatewayDecision, answer: AnswerReader) -> LiveForecast | None:
+    def _on_completion(self, request: GatewayDecision, workflow: Workflow, answer: AnswerReader) -> LiveForecast | None:
         if self._next is None or request.forecast is None:
             return None
         step = request.identity.step
         live: LiveForecast = self._next.on_completion(
-            step.workflow_type, step.workflow_id, output_tokens=answer.output_tokens, output_text=answer.text
+            workflow, output_tokens=answer.output_tokens, output_text=answer.text
         )
         self._counts.add(FORECASTS, "next-agent", live.source)
         self._shown.add(step, live)

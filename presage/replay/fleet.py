@@ -18,6 +18,7 @@ from presage.serving_hooks.policies.routing import ROUTERS
 from presage.serving_hooks.policies.routing.fleet import Fleet, FleetEngine, Placement, RoutingRequest
 from presage.serving_hooks.policies.routing.placement import RoutingPolicy
 from presage.serving_hooks.policies.scaling import END, Autoscaler, ScalingConfig
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step, scoped, tenant_of
 from presage.serving_hooks.workflows.live import LiveForecast
 
@@ -64,6 +65,7 @@ class FleetRouter:
         self._planned = any(member.opens_s > 0 or member.closes_s < math.inf for member in members)
         self._arrivals: dict[tuple[int, int], Arrival] = {}
         self._held_s: list[float] = []
+        self._workflows: dict[int, Workflow] = {}
         self.placed: dict[str, dict[str, int]] = {}
         self.fleet = Fleet([_engine(member) for member in members])
         self.scaler = None if scaling is None else Autoscaler(scaling, self.fleet)
@@ -207,14 +209,13 @@ class FleetRouter:
             return None
         call = job.steps[index]
         step = Step(job.workflow_type, job.workflow_id, call.agent, index)
+        workflow = self._workflows.setdefault(number, Workflow(step))
         if self._returns is not None:
-            self._returns.arrived(step, call.prompt_tokens, now)
+            self._returns.arrived(workflow, step, call.prompt_tokens, now)
         if self._agents is None:
             return None
-        left: float | None = self._agents.remaining_tokens(step, call.prompt_tokens)
-        live = self._agents.on_prefill(
-            job.workflow_type, job.workflow_id, call.agent, step=index, input_tokens=call.prompt_tokens
-        )
+        left: float | None = self._agents.remaining_tokens(workflow, step, call.prompt_tokens)
+        live = self._agents.on_prefill(workflow, call.agent, step=index, input_tokens=call.prompt_tokens)
         self._expect(number, live)
         return left
 
@@ -231,17 +232,18 @@ class FleetRouter:
             return math.nan, 0.0
         call = job.steps[index]
         step, made = Step(job.workflow_type, job.workflow_id, call.agent, index), None
+        workflow = self._workflows.setdefault(number, Workflow(step))
         if self._agents is not None:
-            live = self._agents.on_completion(job.workflow_type, job.workflow_id, output_tokens=call.output_tokens)
+            live = self._agents.on_completion(workflow, output_tokens=call.output_tokens)
             self._expect(number, live)
             if ended:
-                self._agents.close(job.workflow_type, job.workflow_id)
+                self._agents.close(workflow)
         if self._returns is not None:
-            made = self._returns.completed(step, call.output_tokens, call.finish_reason, now)
+            made = self._returns.completed(workflow, step, call.output_tokens, call.finish_reason, now)
             if call.finish_reason is not None or call.tools is not None:
-                made = self._returns.answered(step, call.finish_reason, call.tools) or made
+                made = self._returns.answered(workflow, step, call.finish_reason, call.tools) or made
             if ended:
-                self._returns.ended(step.workflow)
+                self._returns.ended(workflow)
         if made is None or not made.seconds:
             return math.nan, 0.0
         return float(np.interp(0.5, made.quantiles, made.seconds)), made.end

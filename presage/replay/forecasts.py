@@ -25,7 +25,7 @@ from presage.serving_hooks.forecasting.circuit_breaker import Budget
 from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.forecasting.return_counts import QUANTILES
-from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.live import NO_RETURN, NOTHING, LiveForecast, LiveReturn
 
 if TYPE_CHECKING:
@@ -56,37 +56,36 @@ class OracleForecaster:
         self._agents = tuple(sorted({step.agent for job in jobs for step in job.steps}))
         self._columns = {agent: column for column, agent in enumerate(self._agents)}
         self._noise = noise
-        self._at: dict[tuple[str, str], int] = {}
+        self._at: dict[str, int] = {}
         self._rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
     def on_prefill(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         agent: str,
         *,
         step: int | None = None,
         input_tokens: int | None = None,
     ) -> LiveForecast:
         """The next agents after this step."""
-        self._at[workflow_type, workflow_id] = step or 0
-        return self._after(workflow_type, workflow_id, PREFILL)
+        self._at[workflow.key] = step or 0
+        return self._after(workflow, PREFILL)
 
-    def on_completion(self, workflow_type: str, workflow_id: str, **_: Any) -> LiveForecast:
+    def on_completion(self, workflow: Workflow, **_: Any) -> LiveForecast:
         """The same, after its output."""
-        return self._after(workflow_type, workflow_id, COMPLETION)
+        return self._after(workflow, COMPLETION)
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: Workflow) -> None:
         """The workflow has ended."""
-        self._at.pop((workflow_type, workflow_id), None)
+        self._at.pop(workflow.key, None)
 
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+    def remaining_tokens(self, workflow: Workflow, step: Step, input_tokens: int) -> float | None:
         """Output tokens of this step and all later ones."""
         return self._left[step.workflow_type, step.workflow_id][step.number or 0]
 
-    def _after(self, workflow_type: str, workflow_id: str, moment: Moment) -> LiveForecast:
-        key = workflow_type, workflow_id
-        steps, index = self._jobs[key].steps, self._at[key]
+    def _after(self, workflow: Workflow, moment: Moment) -> LiveForecast:
+        steps = self._jobs[workflow.step.workflow_type, workflow.step.workflow_id].steps
+        index = self._at[workflow.key]
         coming = tuple(self._columns[step.agent] for step in steps[index + 1 : index + 1 + HORIZON])
         rows = self._rows.get(coming)
         if rows is None:
@@ -116,10 +115,12 @@ class OracleReturnTimes:
         self._end = len(jobs) / sum(len(job.steps) for job in jobs)
         self._done: defaultdict[str, set[int]] = defaultdict(set)
 
-    def arrived(self, step: Step, input_tokens: int, now: float) -> None:
+    def arrived(self, workflow: Workflow, step: Step, input_tokens: int, now: float) -> None:
         """Nothing to learn."""
 
-    def completed(self, step: Step, output_tokens: int, finish_reason: str | None, now: float) -> LiveReturn:
+    def completed(
+        self, workflow: Workflow, step: Step, output_tokens: int, finish_reason: str | None, now: float
+    ) -> LiveReturn:
         """The time until the next step, from the trace."""
         job, done = self._jobs[step.workflow_type, step.workflow_id], self._done[step.workflow]
         done.add(step.number or 0)
@@ -132,17 +133,19 @@ class OracleReturnTimes:
         ]
         return self._mixed(min(ready), 0.0) if ready else NO_RETURN
 
-    def answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
+    def answered(
+        self, workflow: Workflow, step: Step, finish_reason: str | None, tools: Sequence[str] | None
+    ) -> LiveReturn | None:
         """Nothing new: the trace is known."""
         return None
 
-    def away(self, workflow: str) -> tuple[LiveReturn, float] | None:
+    def away(self, workflow: Workflow) -> tuple[LiveReturn, float] | None:
         """Nothing to explain in a replay."""
         return None
 
-    def ended(self, workflow: str, reason: EndReason = EndReason.FINISHED) -> None:
+    def ended(self, workflow: Workflow, reason: EndReason = EndReason.FINISHED) -> None:
         """The workflow has ended."""
-        self._done.pop(workflow, None)
+        self._done.pop(workflow.key, None)
 
     def _mixed(self, true_s: float, end: float) -> LiveReturn:
         noise, levels = self._noise, np.asarray(QUANTILES)
@@ -163,7 +166,7 @@ class OutputLengthOracle:
     def __init__(self, jobs: Sequence[ReplayJob]) -> None:
         self._jobs = {(job.workflow_type, job.workflow_id): job for job in jobs}
 
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+    def remaining_tokens(self, workflow: Workflow, step: Step, input_tokens: int) -> float | None:
         """Output tokens of this step."""
         return float(self._jobs[step.workflow_type, step.workflow_id].steps[step.number or 0].output_tokens)
 
@@ -174,17 +177,17 @@ class LengthsOnly:
     def __init__(self, source: NextAgents) -> None:
         self._source = source
 
-    def on_prefill(self, workflow_type: str, workflow_id: str, agent: str, **more: Any) -> LiveForecast:
+    def on_prefill(self, workflow: Workflow, agent: str, **more: Any) -> LiveForecast:
         """No forecast."""
-        return _blank(self._source.on_prefill(workflow_type, workflow_id, agent, **more))
+        return _blank(self._source.on_prefill(workflow, agent, **more))
 
-    def on_completion(self, workflow_type: str, workflow_id: str, **more: Any) -> LiveForecast:
+    def on_completion(self, workflow: Workflow, **more: Any) -> LiveForecast:
         """No forecast."""
-        return _blank(self._source.on_completion(workflow_type, workflow_id, **more))
+        return _blank(self._source.on_completion(workflow, **more))
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: Workflow) -> None:
         """The workflow has ended."""
-        self._source.close(workflow_type, workflow_id)
+        self._source.close(workflow)
 
 
 def _blank(forecast: LiveForecast) -> LiveForecast:

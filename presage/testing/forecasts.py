@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from presage.features.moment import PREFILL
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveForecast
 
@@ -27,9 +28,9 @@ class Noise:
 
     on_completion = on_prefill
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: Workflow) -> None:
         """Nothing is kept."""
 
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+    def remaining_tokens(self, workflow: Workflow, step: Step, input_tokens: int) -> float | None:
         """Anything that an estimator may say, sane or not."""
         return float(self.draw.choice([0.0, 10.0, 1000.0, math.inf, math.nan, -1.0]))

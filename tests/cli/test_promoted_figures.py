@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from by_name import VersionedForecaster
 from cli_samples import Ran, run, train
 from tiny_model import Tiny
 
@@ -19,7 +20,6 @@ from presage.kinds.reference_figures import promotion_figures
 from presage.progress import note
 from presage.registry.connect import attach, attached, open_registry
 from presage.serving_hooks.forecasting.champions import load_forecasts
-from presage.serving_hooks.forecasting.forecaster import VersionedForecaster
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.workflows.identity import Step
@@ -73,9 +73,7 @@ def promoted(uri: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 def engine(uri: str) -> VersionedForecaster:
     """What the hooks of an engine ask."""
-    asked = load_forecasts(PresageConfig(registry=uri)).next_agents
-    assert isinstance(asked, VersionedForecaster)
-    return asked
+    return VersionedForecaster(load_forecasts(PresageConfig(registry=uri)).next_agents)
 
 
 def drift_of(asked: VersionedForecaster) -> Drift:

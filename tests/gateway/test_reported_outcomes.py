@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
+from by_name import Recorder
 from served import gateway, served
 
 from presage.datasets.ingest import ingest
@@ -26,7 +27,6 @@ from presage.gateway.simulated_engine import SimulatedEngine
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.training.router.train import fit_router
 

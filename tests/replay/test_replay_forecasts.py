@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_name import ByName
 from profile_samples import table_of
 from replay_samples import chain
 
@@ -23,7 +24,7 @@ BROADCAST = Policy("broadcast", frozenset({"eviction", "multicast"}), more={"rad
 
 
 def test_the_truth_names_the_agents_to_come_and_then_the_end() -> None:
-    truth = OracleForecaster(JOBS)
+    truth = ByName(OracleForecaster(JOBS))
     said = truth.on_prefill("t", "w0", "q", step=1)
     assert said.agents == ("p", "q", "r")
     assert said.probabilities.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
@@ -32,15 +33,15 @@ def test_the_truth_names_the_agents_to_come_and_then_the_end() -> None:
 
 
 def test_noise_is_a_share_of_the_uniform() -> None:
-    said: Any = source("noise:0.2")(JOBS, lambda: 0.0).on_prefill("t", "w0", "p", step=0)
+    said: Any = ByName(source("noise:0.2")(JOBS, lambda: 0.0)).on_prefill("t", "w0", "p", step=0)
     assert said.probabilities[0] == pytest.approx([0.05, 0.85, 0.05, 0.05])
     assert said.probabilities.sum(axis=1) == pytest.approx(np.ones(3))
-    nothing: Any = source("noise:1")(JOBS, lambda: 0.0).on_prefill("t", "w0", "p", step=0)
+    nothing: Any = ByName(source("noise:1")(JOBS, lambda: 0.0)).on_prefill("t", "w0", "p", step=0)
     assert nothing.probabilities == pytest.approx(np.full((3, 4), 0.25))
 
 
 def left(forecasts: str, workflow: str, number: int) -> float:
-    of: Any = source(forecasts)(JOBS, lambda: 0.0)
+    of: Any = ByName(source(forecasts)(JOBS, lambda: 0.0))
     return of.remaining_tokens(Step("t", workflow, "p", number), 0)
 
 
@@ -56,7 +57,7 @@ def test_the_truth_knows_what_is_left_and_noise_mixes_it_with_that_of_some_step(
 
 def test_noise_at_its_most_says_nothing_of_what_is_left() -> None:
     many = [chain(n, "p" * (1 + n % 7), PromptConvention(), output=5 + n % 11) for n in range(400)]
-    of: Any = source("noise:1")(many, lambda: 0.0)
+    of: Any = ByName(source("noise:1")(many, lambda: 0.0))
     pairs = [
         (sum(s.output_tokens for s in job.steps), of.remaining_tokens(Step("t", job.workflow_id, "p", 0), 0))
         for job in many
@@ -66,7 +67,7 @@ def test_noise_at_its_most_says_nothing_of_what_is_left() -> None:
 
 def test_the_shortest_request_goes_by_its_own_output_alone() -> None:
     jobs = [chain(0, "ppp", PromptConvention(), output=30), chain(1, "p", PromptConvention(), output=40)]
-    of = OutputLengthOracle(jobs)
+    of = ByName(OutputLengthOracle(jobs))
     assert of.remaining_tokens(Step("t", "w0", "p", 0), 0) == 30
     assert of.remaining_tokens(Step("t", "w1", "p", 0), 0) == 40
 
@@ -112,7 +113,7 @@ def test_a_policy_switches_everything_else_off() -> None:
 def test_a_profile_stands_behind_counts_as_in_serving(tmp_path: Path) -> None:
     agents = ["planner", *["explorer"] * 3, "coder", "tester"]
     ProfilePredictor().fit(sequences_of(table_of([agents] * 40, output_tokens=20))).save(tmp_path)
-    of: Any = source("counts", profile=str(tmp_path))(JOBS, lambda: 0.0)
+    of: Any = ByName(source("counts", profile=str(tmp_path))(JOBS, lambda: 0.0))
     live = of.on_prefill("app", "w", "planner", step=0, input_tokens=1)
     assert (live.source, live.remaining.source, live.remaining.ranking) == ("profile", "profile", 120)
     assert live.agents[live.probabilities[0].argmax()] == "explorer"

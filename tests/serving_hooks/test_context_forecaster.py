@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from by_name import ContextForecaster
 from context_samples import loops
 
 from presage.predictors.length.context import ContextGrowthConfig, ContextGrowthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.context_growth import ContextForecaster
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.identity import Step, scoped
 from presage.serving_hooks.workflows.live import NO_LENGTHS, LiveLengths

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_name import Forecaster
 from serving_samples import Clock, lengths_of
 from tiny_model import STATE_SIZE, WORKFLOWS, Tiny
 
@@ -16,7 +17,6 @@ from presage.datasets.store import read_store
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.live import (
@@ -168,9 +168,7 @@ def test_a_broken_predictor_is_switched_off_alone_and_comes_back_for_new_workflo
             raise RuntimeError("the text of a request")
         return predictor.prefilled(*given)
 
-    forecaster = Forecaster(
-        failing(predictor, at_times), 3, lengths=lengths, budget=NEVER_LATE, clock=Clock(), max_workflows=100
-    )
+    forecaster = Forecaster(failing(predictor, at_times), 3, lengths=lengths, budget=NEVER_LATE, clock=Clock())
     with caplog.at_level(logging.DEBUG):
         for number in range(20):
             live = forecaster.on_prefill("retry", f"w-{number}", "planner")

@@ -4,11 +4,11 @@ import gc
 import tracemalloc
 
 import pytest
+from by_name import Forecaster
 from serving_samples import Clock, lengths_of
 from tiny_model import Tiny
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, workflow_key

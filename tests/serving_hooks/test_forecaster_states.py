@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_name import Forecaster
 from numpy.typing import NDArray
 from tiny_model import WORKFLOWS, Tiny
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.workflows.live import NOT_AWAITED, STATES_LEFT_OUT, LiveForecast
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_name import Forecaster, VersionedForecaster
 from numpy.typing import NDArray
 from text_samples import Steps, so_far, text_lengths, text_predictor, text_workflows
 
@@ -18,7 +19,6 @@ from presage.predictors.common.artefact import artefact_digest
 from presage.predictors.quantiles.choice import QuantileConfig
 from presage.serving_hooks.forecasting.champions import load_forecasts
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import ReadsTexts, TextModel
 from presage.serving_hooks.monitoring.drift import Drift
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from by_name import Forecaster
 from serving_samples import Clock, lengths_of
 from tiny_model import Tiny
 
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor

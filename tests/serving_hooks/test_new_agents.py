@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_name import Forecaster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_samples import Clock
@@ -17,7 +18,6 @@ from tool_samples import QUICK, llm, trace
 from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.serving_hooks.explain import LastForecasts, reasons
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import BackoffConfig, OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows import EndReason

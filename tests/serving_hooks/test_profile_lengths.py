@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from by_name import Forecaster, VersionedForecaster
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_samples import coding, profile, table_of
@@ -13,7 +14,6 @@ from tiny_model import Tiny
 from presage.features.sequences import sequences_of
 from presage.predictors.profile.automaton import QUANTILES
 from presage.predictors.profile.predictor import ProfilePredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor

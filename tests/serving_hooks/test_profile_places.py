@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_name import ByName, Forecaster, VersionedForecaster
 from profile_samples import Parents, coding, table_of
 from serving_samples import Clock
 from tiny_model import Tiny
@@ -18,7 +19,6 @@ from presage.registry.package import register
 from presage.serving_hooks.explain import reasons
 from presage.serving_hooks.forecasting.champions import Champions, load_forecasts
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig, Reason
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
@@ -277,10 +277,10 @@ def test_the_setting_loads_a_profile_and_none_is_no_trouble(tmp_path: Path) -> N
     made = load_forecasts(ForecastSettings(profile=str(tmp_path / "profile"), **without))  # type: ignore[arg-type]
     assert str(made.models["profile"]) == str(tmp_path / "profile")
     assert made.next_agents is not None
-    assert made.next_agents.on_prefill("app", "w", "planner").source == "profile"
+    assert ByName(made.next_agents).on_prefill("app", "w", "planner").source == "profile"
     none = load_forecasts(ForecastSettings(profile=None, **without))  # type: ignore[arg-type]
     assert none.next_agents is not None
-    assert none.next_agents.on_prefill("app", "w", "planner").source == "none"
+    assert ByName(none.next_agents).on_prefill("app", "w", "planner").source == "none"
 
 
 @pytest.mark.slow
@@ -297,7 +297,7 @@ def test_a_newer_champion_of_the_registry_goes_live(tmp_path: Path) -> None:
     made = load_forecasts(ForecastSettings(registry=uri, **without))  # type: ignore[arg-type]
     assert made.models["profile"] == ModelStatus("models:/profile@champion", 1)
     assert isinstance(made.upkeep, Champions)
-    source = made.upkeep.source
+    source = ByName(made.upkeep.source)
     assert source.on_prefill("app", "running", "planner").version == 1
     registry.client.set_registered_model_alias("profile", "champion", "2")
     made.upkeep.reload.look()

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from by_name import Forecaster
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_samples import coding, table_of
@@ -13,7 +14,6 @@ from presage.predictors.profile.predictor import ProfilePredictor
 from presage.predictors.profile.versions import application_of, latest_versions
 from presage.serving_hooks.explain import reasons
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import AgainstCounts

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from by_name import Forecaster, VersionedForecaster
 from serving_samples import lengths_of
 from tiny_model import Tiny
 
@@ -20,7 +21,6 @@ from presage.registry.gates import Gate, Verdict
 from presage.registry.package import register
 from presage.registry.promote import promote
 from presage.serving_hooks.forecasting.champions import load_forecasts, resolve_registry_uri
-from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import ReadsStates
 from presage.serving_hooks.metrics import missing_inputs
 from presage.serving_hooks.monitoring.causes import CHANGED
@@ -62,13 +62,14 @@ def test_champions_of_the_registry_answer_both_policies(
     }
     assert "no model 'return-time'" in str(made.models["return-time"])
     assert made.next_agents is made.remaining is not None
-    left = made.remaining.remaining_tokens(step("planner", 0), 100)
+    asked = VersionedForecaster(made.next_agents)
+    left = asked.remaining_tokens(step("planner", 0), 100)
     assert left is not None
     assert left > 0
-    live = made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
+    live = asked.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
     assert (live.source, live.version, live.remaining.source, live.remaining.version) == ("champion", 1, "champion", 1)
     assert live.remaining.ranking == left
-    assert made.next_agents.on_completion("retry", "w", output_tokens=20).source == "champion"
+    assert asked.on_completion("retry", "w", output_tokens=20).source == "champion"
     for served, moments in (("synthetic", {PREFILL, COMPLETION}), (None, {PREFILL, COMPLETION}), ("another", set())):
         reads = load_forecasts(PresageConfig(), served).next_agents
         assert isinstance(reads, ReadsStates)
@@ -93,7 +94,7 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             made = load_forecasts(PresageConfig())
-        made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100)
+        VersionedForecaster(made.next_agents).on_prefill("retry", "w", "planner", step=0, input_tokens=100)
         status = made.upkeep.status()
         missing[target] = status["inputs"]["missing"]
         assert status["inputs"]["counts"] == {"steps": 1, "tokens": 1}
@@ -157,7 +158,8 @@ def test_steps_that_wait_side_by_side_are_one_event_each(tiny: Tiny) -> None:
     assert forecaster.counts.total() == counted
     for agent in range(1000):  # requests that are aborted before they begin
         asked.remaining_tokens(step(f"agent-{agent}", None), 100)
-    assert asked.debug_state()["forecasts on arrival"] == 64
+    (record,) = asked.workflows.values()
+    assert len(record.forecast_state.early) == 64
 
 
 @pytest.mark.parametrize("uri", [None, "http://localhost:9", "sqlite:///not-there.db", "sqlite:////empty.db", "mlruns"])
@@ -172,8 +174,11 @@ def test_without_a_registry_nothing_is_known_nothing_raised_and_nothing_made(
     made = load_forecasts(PresageConfig(registry=uri))
     assert made.remaining is not None
     assert made.next_agents is not None
-    assert made.remaining.remaining_tokens(step("planner", 0), 100) is None
-    assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "none"
+    assert VersionedForecaster(made.next_agents).remaining_tokens(step("planner", 0), 100) is None
+    assert (
+        VersionedForecaster(made.next_agents).on_prefill("retry", "w", "planner", step=0, input_tokens=100).source
+        == "none"
+    )
     assert all(model.reason for model in made.models.values())
     assert [record.levelname for record in caplog.records] == ["WARNING"]  # once, for both models
     assert {path: path.stat().st_size for path in tmp_path.iterdir()} == before
@@ -211,7 +216,10 @@ def test_a_folder_needs_no_registry_and_null_no_model(
         "profile": "none: no model",
     }
     assert made.next_agents is not None
-    assert made.next_agents.on_prefill("retry", "w", "planner", step=0, input_tokens=100).source == "champion"
+    assert (
+        VersionedForecaster(made.next_agents).on_prefill("retry", "w", "planner", step=0, input_tokens=100).source
+        == "champion"
+    )
 
 
 def test_an_artefact_of_another_schema_is_told_and_not_used(tiny: Tiny, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from by_name import Forecaster
 from serving_samples import lengths_of
 from tiny_model import STATE_SIZE, Tiny
 
@@ -17,7 +18,6 @@ from presage.predictors.common.artefact import CONFIG_FILE, artefact_digest, rea
 from presage.predictors.length.predictor import RemainingLengthPredictor
 from presage.registry.connect import Registry, open_registry
 from presage.registry.package import register
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.sources import resolve_predictors
 from presage.serving_hooks.workflows.live import NO_MODEL
 

@@ -1,12 +1,12 @@
 """A reload takes nothing from running workflows: each goes on with the version it began with."""
 
 import numpy as np
+from by_name import Forecaster, VersionedForecaster
 from serving_samples import lengths_of
 from tiny_model import WORKFLOWS, Tiny
 
 from presage.features.moment import COMPLETION, PREFILL
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.workflows.live import LiveForecast
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from by_name import Forecaster
 from tool_samples import QUICK
 
 from presage.datasets.ingest import ingest
@@ -27,7 +28,6 @@ from presage.predictors.quantiles.choice import QuantileConfig
 from presage.predictors.return_time.predictor import ReturnTimeConfig, ReturnTimePredictor
 from presage.replay.forecasts import COUNTS, source
 from presage.replay.workload import PromptConvention, workload
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.training.length.train import fit_lengths
 from presage.training.next_agent.train import evaluate_model, fit_predictor
 from presage.training.profile.train import fit_profiles

@@ -92,14 +92,12 @@ class Champions:
             found["return-time"].predictor,
             found["return-time"].version,
             budget=config.forecast_budget(),
-            max_workflows=config.max_workflows,
             drifted=self._drifted,
         )
         self.contexts = ContextForecaster(
             found["context-growth"].predictor,
             found["context-growth"].version,
             budget=config.forecast_budget(),
-            max_workflows=config.max_workflows,
         )
         if config.reload_s is not None:
             warm()  # compiles now, in case a model is loaded while serving
@@ -175,7 +173,6 @@ class Champions:
 
     def _forecaster(self, held_by_kind: Mapping[str, Held]) -> Forecaster:
         promoted = merged_promoted(held_by_kind["next-agent"].promoted, held_by_kind["remaining-length"].promoted)
-        most = self._config.max_workflows
         return Forecaster(
             held_by_kind["next-agent"].predictor,
             held_by_kind["next-agent"].version,
@@ -186,10 +183,9 @@ class Champions:
             back_off=self._counts,
             served_model=self._served_model,
             state_layer=self._state_layer,
-            max_workflows=most,
             budget=self._config.forecast_budget(),
             # Each version is compared with its own promoted figures.
-            monitor=ForecastMonitor(Drift(promoted), self._live, max_workflows=most) if self._config.monitor else None,
+            monitor=ForecastMonitor(Drift(promoted), self._live) if self._config.monitor else None,
             inputs=self._inputs,
             text_models=_text_models(held_by_kind),
         )

@@ -12,11 +12,21 @@ from collections.abc import Callable
 
 from presage.predictors.length.context import ContextGrowthPredictor
 from presage.serving_hooks.forecasting.circuit_breaker import Budget
-from presage.serving_hooks.forecasting.forecaster import Forecaster, VersionedForecaster
+from presage.serving_hooks.forecasting.forecaster import Forecaster, ForecastState, VersionedForecaster
 from presage.serving_hooks.forecasting.forecasts import LoadedPredictor
-from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step, unscoped
 from presage.serving_hooks.workflows.live import LiveLengths
+
+
+class _GrowthForecaster(Forecaster):
+    """Beside a forecaster of next agents, which keeps its state in the same records."""
+
+    def state(self, workflow: Workflow) -> ForecastState | None:
+        return workflow.context_state if isinstance(workflow.context_state, ForecastState) else None
+
+    def keep(self, workflow: Workflow, state: ForecastState | None) -> None:
+        workflow.context_state = state
 
 
 class ContextForecaster:
@@ -24,7 +34,6 @@ class ContextForecaster:
 
     Args:
         predictor, version: the model, and its version in the registry; None forecasts nothing.
-        max_workflows: states kept; the least recently active one is dropped first.
     """
 
     def __init__(
@@ -33,10 +42,9 @@ class ContextForecaster:
         version: int | None = None,
         *,
         budget: Budget | None = None,
-        max_workflows: int = 100_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._budget, self._max_workflows, self._clock = budget, max_workflows, clock
+        self._budget, self._clock = budget, clock
         self._predictor = predictor
         self._versions = VersionedForecaster(self._forecaster(predictor, version))
 
@@ -51,23 +59,19 @@ class ContextForecaster:
             self._predictor = predictor
             self._versions.take_over(self._forecaster(predictor, version))
 
-    def arrived(self, step: Step, input_tokens: int) -> LiveLengths:
+    def arrived(self, workflow: Workflow, step: Step, input_tokens: int) -> LiveLengths:
         """The tokens by which the context of a workflow will exceed this prompt, which has arrived."""
-        made = self._versions.on_prefill(
-            step.workflow_type, step.workflow_id, step.agent, step=step.number, input_tokens=input_tokens
-        )
+        made = self._versions.on_prefill(workflow, step.agent, step=step.number, input_tokens=input_tokens)
         return made.remaining
 
-    def completed(self, step: Step, output_tokens: int) -> LiveLengths:
+    def completed(self, workflow: Workflow, step: Step, output_tokens: int) -> LiveLengths:
         """The same less the output of the step, which has completed; source "none" beside a later step."""
-        made = self._versions.on_completion(
-            step.workflow_type, step.workflow_id, step=step.number, agent=step.agent, output_tokens=output_tokens
-        )
+        made = self._versions.on_completion(workflow, step=step.number, agent=step.agent, output_tokens=output_tokens)
         return made.remaining
 
-    def ended(self, step: Step, reason: EndReason) -> None:
-        """The workflow of this step has ended."""
-        self._versions.close(step.workflow_type, step.workflow_id, reason)
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
+        """A workflow has ended."""
+        self._versions.close(workflow, reason)
 
     def of_type(self, stats_key: str) -> tuple[float, float] | None:
         """Mean steps of a workflow and mean tokens that a step adds, in training; None without a model."""
@@ -75,15 +79,14 @@ class ContextForecaster:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        return {"context states": len(self._versions.latest) + self._versions.under_older}
+        return {"context states": self._versions.latest.following + self._versions.under_older}
 
     def _forecaster(self, predictor: ContextGrowthPredictor | None, version: int | None) -> Forecaster:
-        return Forecaster(
+        return _GrowthForecaster(
             None,
             lengths=predictor,
             lengths_version=version,
             lengths_kind="context-growth",
-            max_workflows=self._max_workflows,
             budget=self._budget,
             clock=self._clock,
         )

@@ -1,6 +1,6 @@
 """Forecasts for running workflows, one event at a time.
 
-The forecaster keeps a state for each workflow, so an event costs one step and not the whole prefix. Forecasts equal
+The record of a workflow keeps a state for them, so an event costs one step and not the whole prefix. Forecasts equal
 those of `NextAgentPredictor.forecast` and `RemainingLengthPredictor.forecast` on the steps so far. Not thread-safe.
 
 Events raise no exceptions: if a predictor fails, or knows too little of an agent, the profile of the workflow type
@@ -16,7 +16,7 @@ step behind, so the workflow gets no more forecasts from that model.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,8 @@ from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.features.served_steps import TOOLS_CALLED
 from presage.predictors.common.forecast import Source
 from presage.predictors.length.predictor import RemainingLengthPredictor
-from presage.predictors.next_agent.predictor import NextAgentPredictor, Workflow
+from presage.predictors.next_agent.predictor import NextAgentPredictor
+from presage.predictors.next_agent.predictor import Workflow as AgentWorkflow
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.forecasting.adapters import PROJECTED, LengthAdapter, NextAgentAdapter
@@ -42,9 +43,9 @@ from presage.serving_hooks.forecasting.new_agents import Expected, NewAgents
 from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCounts, WorkflowHistory
 from presage.serving_hooks.forecasting.profile_places import ProfileAdapter, ProfiledWorkflow
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
-from presage.serving_hooks.monitoring.outcomes import likeliest
-from presage.serving_hooks.workflows import EndReason
-from presage.serving_hooks.workflows.identity import Key, Step, scoped, shared, short, tenant_of
+from presage.serving_hooks.monitoring.outcomes import WorkflowOutcomes, likeliest
+from presage.serving_hooks.workflows import EndReason, SourceState, Workflow
+from presage.serving_hooks.workflows.identity import Step, shared
 from presage.serving_hooks.workflows.live import (
     BESIDE,
     LITTLE_SEEN,
@@ -74,15 +75,25 @@ class Awaited:
     `before` is a copy of the workflow's state before that event.
     """
 
-    before: Workflow
+    before: AgentWorkflow
     step: Mapping[str, Any]
     forecast: LiveForecast
 
 
-class ForecastState:
+@dataclass(frozen=True, slots=True)
+class EarlyForecast:
+    """The forecast of a step that has arrived and not started."""
+
+    agent: str
+    number: int | None
+    forecast: LiveForecast
+
+
+class ForecastState(SourceState):
     """The forecasting state of a running workflow.
 
     Attributes:
+        owner: the forecaster whose predictors it belongs to.
         agents, lengths: its state in each predictor, or why there is none.
         profiled: its place on the profile of its type; None where there is none, or it is not known any more.
         expected: the agent, or END, that the profile holds most likely next; None where it was not asked, or not sure.
@@ -97,21 +108,25 @@ class ForecastState:
         new: its agents that the model numbers by the order of their first calls, in this order; None where it does not.
         history, stats_key: what online counts will learn from it, and under which key.
         awaited: the step that began last, while its hidden state or its answer is still expected.
+        early: forecasts of steps that have arrived and not started, in the order of arrival.
+        outcomes: what its forecasts are judged by; None where nobody does.
     """
 
     __slots__ = (
-        "agents", "awaited", "called", "expected", "forecast", "history", "latest", "lengths", "missing", "new", "open",
-        "profiled", "remaining", "stats_key", "steps", "within",
+        "agents", "awaited", "called", "early", "expected", "forecast", "history", "latest", "lengths", "missing",
+        "new", "open", "outcomes", "owner", "profiled", "remaining", "stats_key", "steps", "within", "workflow_type",
     )  # fmt: skip
 
     def __init__(
         self,
-        agents: Workflow | Refused,
+        owner: Forecaster,
+        step: Step,
+        agents: AgentWorkflow | Refused,
         lengths: LengthWorkflow | Refused,
         profiled: ProfiledWorkflow | None,
-        stats_key: str,
     ) -> None:
-        self.stats_key, self.profiled = stats_key, profiled
+        self.owner, self.profiled = owner, profiled
+        self.workflow_type, self.stats_key = shared(step.workflow_type), shared(step.stats_key)
         self.expected: str | None = None
         self.agents, self.lengths, self.remaining = agents, lengths, NO_LENGTHS
         self.steps, self.missing, self.within = 0, _NO_NUMBERS, False
@@ -122,6 +137,8 @@ class ForecastState:
         self.forecast: Expected | None = None
         self.history = WorkflowHistory()
         self.awaited: Awaited | None = None
+        self.early: tuple[EarlyForecast, ...] = ()
+        self.outcomes: WorkflowOutcomes | None = None
 
     def miss(self, step: int) -> None:
         """Steps before number `step` were missed: predictors no longer know the state of the workflow."""
@@ -166,8 +183,6 @@ class Forecaster:
         profile, profile_version: likewise of workflow profiles, which forecast before `back_off` does.
         back_off: online counts, which learn from the events and forecast if a predictor does not; None for none.
         served_model, state_layer: whose hidden states the engine captures; see `NextAgentAdapter`.
-        max_workflows: states kept; the least recently active one is dropped first. If a dropped workflow continues, the
-            forecaster recognises it by its step number and makes no forecast; without step numbers it looks new.
         monitor: receives every event; during its drift alarms the counts forecast.
         inputs: counter of the inputs that come with events; None for a new one.
         text_models: artefacts of the predictors of which another process can compute what they read of texts.
@@ -181,6 +196,8 @@ class Forecaster:
         awaits_states: whether prefill states arrive later, by `on_prefill_state`; costs a copy of a workflow's state
             while its step waits for one.
         awaits_answers: likewise of completion states, by `on_completion_state`.
+        following: running workflows whose state is its own.
+        dropped: whether its workflows go on with a later one.
     """
 
     def __init__(
@@ -196,20 +213,20 @@ class Forecaster:
         back_off: OnlineCounts | None = None,
         served_model: str | None = None,
         state_layer: int | None = None,
-        max_workflows: int = 100_000,
         budget: Budget | None = None,
         monitor: ForecastMonitor | None = None,
         inputs: Counter[str] | None = None,
         text_models: Mapping[ModelKind, TextModel] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.predictor, self.version, self.max_workflows = predictor, version, max_workflows
+        self.predictor, self.version = predictor, version
         self.profile, self.lengths, self.text_models, self._served_model = profile, lengths, text_models, served_model
         self.counts: Counter[tuple[ModelKind, Source, str | None]] = Counter()
         self.states: Counter[str | None] = Counter()
         self.errors: Counter[str] = Counter()
         self.inputs: Counter[str] = Counter() if inputs is None else inputs
-        self.awaits_states = self.awaits_answers = False
+        self.awaits_states = self.awaits_answers = self.dropped = False
+        self.following = 0
         self.breakers: dict[str, CircuitBreaker] = {
             kind: CircuitBreaker(kind if number is None else f"{kind} version {number}", budget or Budget(), clock)
             for kind, number in (("next-agent", version), (lengths_kind, lengths_version), ("profile", profile_version))
@@ -228,24 +245,23 @@ class Forecaster:
             self._new_agents = NewAgents(predictor, back_off.config)
         # The predictors' own forecast at the last event, for the monitor to judge even if counts were used instead.
         self._claimed: LiveForecast | None = None
-        self._workflows: OrderedDict[Key, ForecastState] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._workflows)
 
     @property
     def loaded(self) -> list[LoadedPredictor]:
         """Its predictors."""
         return [predictor for predictor in (self.predictor, self.lengths, self.profile) if predictor is not None]
 
-    def follows(self, workflow_type: str, workflow_id: str) -> bool:
-        """Whether it keeps a state of this workflow."""
-        return (short(workflow_type), short(workflow_id)) in self._workflows
+    def state(self, workflow: Workflow) -> ForecastState | None:
+        """What the forecasts of a workflow go on from; None before the first."""
+        return workflow.forecast_state if isinstance(workflow.forecast_state, ForecastState) else None
+
+    def keep(self, workflow: Workflow, state: ForecastState | None) -> None:
+        """Makes this its state in the record of a workflow."""
+        workflow.forecast_state = state
 
     def on_prefill(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         agent: str,
         *,
         step: int | None = None,
@@ -260,7 +276,8 @@ class Forecaster:
         """Returns the forecast once a step has read its prompt.
 
         Args:
-            workflow_type, workflow_id, agent: the application, one run of it, and the role.
+            workflow: the record of the workflow; of its `step`, only what names the workflow is read.
+            agent: the role.
             step: its number in the workflow, from 0, if the caller knows it.
             input_tokens, model: size of the prompt, and the model that serves it.
             input_text, system_prompt: the prompt, and the agent's constant part of it, for predictors that read text.
@@ -287,12 +304,11 @@ class Forecaster:
             self.inputs[TEXT] += 1
         if prefill_state is not None:
             self.inputs[STATES] += 1
-        return self._forecast(PREFILL, partial(self._begun, workflow_type, workflow_id, step, given))
+        return self._forecast(PREFILL, partial(self._begun, workflow, step, given))
 
     def on_completion(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         *,
         step: int | None = None,
         agent: str | None = None,
@@ -314,7 +330,7 @@ class Forecaster:
             "completion_state": completion_state,
             PROJECTED: projected,
         }
-        return self._forecast(COMPLETION, partial(self._completed, workflow_type, workflow_id, (step, agent), given))
+        return self._forecast(COMPLETION, partial(self._completed, workflow, (step, agent), given))
 
     @property
     def projections(self) -> dict[Moment, Projection]:
@@ -325,7 +341,7 @@ class Forecaster:
         return self._agents.projections if self._agents is not None else {}
 
     def on_prefill_state(
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+        self, workflow: Workflow, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
         """Forecasts a step again once its prefill state has arrived, projected by `projections` to float32 [p].
 
@@ -333,44 +349,42 @@ class Forecaster:
         state. None if the state arrives too late or cannot be used: the earlier forecast then stays valid. Only
         `states` counts it.
         """
-        live = self._renewed(workflow_type, workflow_id, {PROJECTED: projected}, of, self.states)
+        live = self._renewed(workflow, {PROJECTED: projected}, of, self.states)
         if live is not None:
             self.inputs[STATES] += 1
         return live
 
     def on_completion_state(
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+        self, workflow: Workflow, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None:
         """Likewise at the completion of the workflow's latest step; `of` is the latest forecast after that step.
 
         The state is that of the output's text, which is known only after the last token (`text_models`).
         """
-        return self._renewed(workflow_type, workflow_id, {PROJECTED: projected}, of, self.states)
+        return self._renewed(workflow, {PROJECTED: projected}, of, self.states)
 
     @property
     def reads_tools(self) -> bool:
         """Whether the tools that an answer calls change its forecasts."""
         return self.predictor is not None and bool(self.predictor.vocabulary.tools)
 
-    def on_tools_called(
-        self, workflow_type: str, workflow_id: str, tools: Sequence[str], of: LiveForecast
-    ) -> LiveForecast | None:
+    def on_tools_called(self, workflow: Workflow, tools: Sequence[str], of: LiveForecast) -> LiveForecast | None:
         """Forecasts again once the answer of the workflow's latest step was parsed: the tools that it calls, if any.
 
         `of` is the latest forecast after that step; the new one equals that of `on_completion` with the tools. None if
         the workflow has gone on, or the model reads no tools.
         """
-        live = self._renewed(workflow_type, workflow_id, {TOOLS_CALLED: tuple(tools)}, of, None)
+        live = self._renewed(workflow, {TOOLS_CALLED: tuple(tools)}, of, None)
         if live is not None:
             self.inputs[ANSWERS] += 1
         return live
 
-    def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:
+    def on_answer_read(self, workflow: Workflow, read: NDArray[np.float32]) -> bool:
         """What the predictor of lengths reads of the output of the workflow's latest step, for its next forecast.
 
         As `LengthEncoder.read_answer`. Returns False if the next step has begun already, or it cannot be used.
         """
-        running = self._state_of((short(workflow_type), short(workflow_id)))
+        running = self.state(workflow)
         if running is None or running.within or isinstance(running.lengths, Refused):
             return False
         done = self._call_lengths(partial(running.lengths.answered, read))
@@ -380,8 +394,7 @@ class Forecaster:
 
     def _renewed(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         further: Mapping[str, Any],
         of: LiveForecast,
         counts: Counter[str | None] | None,
@@ -389,12 +402,11 @@ class Forecaster:
         """The forecast `of` again, with further columns of its step; None if they cannot be used, which is counted."""
         counts = Counter() if counts is None else counts
         try:
-            key = short(workflow_type), short(workflow_id)
-            running = self._state_of(key)
+            running = self.state(workflow)
             if running is None or running.awaited is None or running.awaited.forecast is not of:
                 counts[NOT_AWAITED] += 1
                 return None
-            live = self._again(key[0], running, running.awaited, further)
+            live = self._again(running, running.awaited, further)
         except Exception as error:
             counts[type(error).__name__] += 1
             return None
@@ -402,31 +414,33 @@ class Forecaster:
             counts[running.agents.reason] += 1
             return None
         counts[None] += 1
-        if self.monitor is not None and self._claimed is not None:
-            self.monitor.again(*key, self._claimed)
+        if self.monitor is not None and running.outcomes is not None and self._claimed is not None:
+            self.monitor.again(running.outcomes, self._claimed)
         return live
 
-    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
+    def close(self, workflow: Workflow, reason: EndReason = EndReason.FINISHED) -> None:
         """Drops the state of a workflow that has ended; an unknown workflow is ignored.
 
         Online counts learn from finished and expired workflows; the monitor judges ends of finished ones only.
         """
         try:
-            key = short(workflow_type), short(workflow_id)
-            running = self._workflows.pop(key, None)
-            if self.monitor is not None:
-                counted = self._counted(running) if running is not None else None
-                self.monitor.ended(*key, reason, counted, running.expected if running is not None else None)
-            if running is not None and self._back_off is not None and reason is not EndReason.ABORTED:
+            running = self.state(workflow)
+            if running is None:
+                return
+            self.keep(workflow, None)
+            self.following -= 1
+            if self.monitor is not None and running.outcomes is not None:
+                self.monitor.ended(running.outcomes, reason, self._counted(running), running.expected)
+            if self._back_off is not None and reason is not EndReason.ABORTED:
                 if self._new_agents is not None and not running.within:
                     self._new_agents.ended(running.stats_key, running.history.recent, running.called, running.forecast)
                 running.history.ended(self._back_off, running.stats_key)
         except Exception as error:
             self.errors[type(error).__name__] += 1
 
-    def position(self, workflow_type: str, workflow_id: str) -> dict[str, Any] | None:
+    def position(self, workflow: Workflow) -> dict[str, Any] | None:
         """Where a running workflow is on the profile of its type, for people; None if that is not known."""
-        running = self._workflows.get((short(workflow_type), short(workflow_id)))
+        running = self.state(workflow)
         if self._profile is None or running is None or running.profiled is None:
             return None
         place = self._call_profile(partial(self._profile.position, running.profiled))
@@ -436,13 +450,6 @@ class Forecaster:
         """Closes all circuit breakers. A workflow that missed a step of a predictor gets no more of its forecasts."""
         for breaker in self.breakers.values():
             breaker.reset()
-
-    def _state_of(self, key: Key) -> ForecastState | None:
-        """The state of that workflow, marked as recently active."""
-        running = self._workflows.get(key)
-        if running is not None:
-            self._workflows.move_to_end(key)
-        return running
 
     def _forecast(self, moment: Moment, event: Callable[[], LiveForecast | str]) -> LiveForecast:
         """Returns and counts the event's forecast; of source "none" if the event is invalid or fails."""
@@ -457,42 +464,27 @@ class Forecaster:
         self.counts[self._lengths_kind, live.remaining.source, live.remaining.reason] += 1
         return live
 
-    def _begun(
-        self, workflow_type: str, workflow_id: str, step: int | None, given: Mapping[str, Any]
-    ) -> LiveForecast | str:
-        key = shared(workflow_type), short(workflow_id)
-        running = self._state_of(key)
-        if running is None:
-            agents, lengths = self._agents, self._lengths
-            running = self._workflows[key] = ForecastState(
-                self._call_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
-                self._call_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
-                self._opened(workflow_type),
-                shared(scoped(tenant_of(workflow_id), workflow_type)),
-            )
-            running.new = agents.opened(workflow_type) if agents is not None else None
-            if len(self._workflows) > self.max_workflows:
-                self._workflows.popitem(last=False)
+    def _begun(self, workflow: Workflow, step: int | None, given: Mapping[str, Any]) -> LiveForecast | str:
+        running = self.state(workflow) or self._opened(workflow)
         named = step, given["agent"], given["input_tokens"]
         if step is not None and running.within and running.latest is not None and running.latest[0] == named:
             return running.latest[1]  # its client has asked again, as clients do when a request is lost or too slow
         running.begins(step, given["agent"])
         counted, profiled = self._counted(running), running.expected
         try:
-            live = self._at_prefill(key[0], running, given)
+            live = self._at_prefill(running, given)
         except Exception:
             running.miss(running.steps)  # the predictors' states may disagree
             raise
         running.latest = named, live
-        if self.monitor is not None:
-            self.monitor.begun(*key, given["agent"], self._claimed or live, step, counted, profiled)
+        if self.monitor is not None and running.outcomes is not None:
+            self.monitor.begun(running.outcomes, given["agent"], self._claimed or live, step, counted, profiled)
         return live
 
     def _completed(
-        self, workflow_type: str, workflow_id: str, step: tuple[int | None, str | None], given: Mapping[str, Any]
+        self, workflow: Workflow, step: tuple[int | None, str | None], given: Mapping[str, Any]
     ) -> LiveForecast | str:
-        key = short(workflow_type), short(workflow_id)
-        running = self._state_of(key)
+        running = self.state(workflow)
         place = running.place(*step) if running is not None else None
         if running is None or place is None:
             return NO_STEP
@@ -504,15 +496,15 @@ class Forecaster:
             if not latest:
                 self._beside(running, place, given)
                 return BESIDE
-            live = self._at_completion(key[0], running, given)
+            live = self._at_completion(running, given)
         except Exception:
             running.miss(running.steps)
             raise
-        if self.monitor is not None:
-            self.monitor.completed(*key, self._claimed or live, given["output_tokens"])
+        if self.monitor is not None and running.outcomes is not None:
+            self.monitor.completed(running.outcomes, self._claimed or live, given["output_tokens"])
         return live
 
-    def _at_prefill(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
+    def _at_prefill(self, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
         """The forecast once a step has read its prompt; `step` has the columns of the trace by name."""
         running.awaited = None
         before = None
@@ -532,8 +524,8 @@ class Forecaster:
             made = self._call_lengths(partial(self._lengths.prefilled, running.lengths, step))
             if isinstance(made, Refused):
                 running.lengths = made
-        running.remaining = self._left(workflow_type, running, made)
-        forecast = self._next(PREFILL, workflow_type, running, self._prefilled(running, step), running.remaining)
+        running.remaining = self._left(running, made)
+        forecast = self._next(PREFILL, running, self._prefilled(running, step), running.remaining)
         if self.monitor is not None and isinstance(made, LiveLengths) and made is not running.remaining:
             self._claimed = replace(self._claimed or forecast, remaining=made)
         if before is not None and not isinstance(running.agents, Refused):
@@ -548,9 +540,7 @@ class Forecaster:
             running.called = (*running.called, sent)
         return step if stands_for is None else {**step, "agent": stands_for}
 
-    def _again(
-        self, workflow_type: str, running: ForecastState, awaited: Awaited, further: Mapping[str, Any]
-    ) -> LiveForecast:
+    def _again(self, running: ForecastState, awaited: Awaited, further: Mapping[str, Any]) -> LiveForecast:
         """Forecasts the last event again, with further columns of its step. After the output more may come.
 
         Online counts and the forecast of remaining tokens stay as they are.
@@ -561,9 +551,9 @@ class Forecaster:
         step, forecast = {**awaited.step, **further}, awaited.forecast
         if forecast.moment == PREFILL:
             live = self._prefilled(running, step)
-            return self._next(PREFILL, workflow_type, running, live, forecast.remaining)
+            return self._next(PREFILL, running, live, forecast.remaining)
         live = self._finished(running, step, forecast.remaining)
-        renewed = self._next(COMPLETION, workflow_type, running, live, forecast.remaining)
+        renewed = self._next(COMPLETION, running, live, forecast.remaining)
         if not isinstance(running.agents, Refused):
             running.awaited = Awaited(awaited.before, step, renewed)
         return renewed
@@ -584,7 +574,7 @@ class Forecaster:
             return _why_not(agents, workflow)
         return self._call_agents(partial(agents.completed, workflow, running.new, step, left))
 
-    def _at_completion(self, workflow_type: str, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
+    def _at_completion(self, running: ForecastState, step: Mapping[str, Any]) -> LiveForecast:
         """The forecast once the step has produced its last token."""
         running.awaited = None
         produced = running.history.completed(step["output_tokens"])
@@ -596,7 +586,7 @@ class Forecaster:
         before = None
         if (self.awaits_answers or self.reads_tools) and not isinstance(running.agents, Refused):
             before = running.agents.copy()
-        forecast = self._next(COMPLETION, workflow_type, running, self._finished(running, step, left), left)
+        forecast = self._next(COMPLETION, running, self._finished(running, step, left), left)
         if before is not None and not isinstance(running.agents, Refused):
             running.awaited = Awaited(before, step, forecast)
         return forecast
@@ -612,13 +602,12 @@ class Forecaster:
     def _next(
         self,
         moment: Moment,
-        workflow_type: str,
         running: ForecastState,
         live: LiveForecast | Refused,
         left: LiveLengths,
     ) -> LiveForecast:
         """The forecast of next agents, from the model, the profile or the counts; sets `_claimed`."""
-        stands_back = self._stands_back(workflow_type, "next-agent")
+        stands_back = self._stands_back(running.workflow_type, "next-agent")
         running.forecast = None
         if self._new_agents is not None and isinstance(live, LiveForecast):
             live, running.forecast = self._new_agents.forecast(running.stats_key, running.history.recent, live)
@@ -631,7 +620,7 @@ class Forecaster:
         reason = live.reason if isinstance(live, Refused) else stands_back or LITTLE_SEEN
         profiled = self._profiled(moment, running, reason, left)
         if profiled is not None:
-            behind = self._profile_stands_back(workflow_type, running)
+            behind = self._profile_stands_back(running)
             if behind is None:
                 return profiled
             if isinstance(live, Refused):
@@ -646,12 +635,23 @@ class Forecaster:
             return profiled
         return self._nothing(moment, live.reason, left) if isinstance(live, Refused) else live
 
-    def _opened(self, workflow_type: str) -> ProfiledWorkflow | None:
-        """A new workflow on the profile of its type; None if there is none."""
-        if self._profile is None:
-            return None
-        opened = self._call_profile(partial(self._profile.open, workflow_type))
-        return None if isinstance(opened, Refused) else opened
+    def _opened(self, workflow: Workflow) -> ForecastState:
+        """The state of a workflow whose first step begins."""
+        agents, lengths, profile = self._agents, self._lengths, self._profile
+        workflow_type = workflow.step.workflow_type
+        profiled = self._call_profile(partial(profile.open, workflow_type)) if profile is not None else None
+        running = ForecastState(
+            self,
+            workflow.step,
+            self._call_agents(partial(agents.predictor.open, workflow_type)) if agents is not None else _NONE,
+            self._call_lengths(partial(lengths.predictor.open, workflow_type)) if lengths is not None else _NONE,
+            None if isinstance(profiled, Refused) else profiled,
+        )
+        running.new = agents.opened(workflow_type) if agents is not None else None
+        running.outcomes = self.monitor.opened(running.workflow_type) if self.monitor is not None else None
+        self.keep(workflow, running)
+        self.following += 1
+        return running
 
     def _profiled(self, moment: Moment, running: ForecastState, reason: str, left: LiveLengths) -> LiveForecast | None:
         """The forecast of next agents from the profile; None where it is not sure. Sets `expected`."""
@@ -661,9 +661,9 @@ class Forecaster:
         running.expected = profiled.forecast.likeliest
         return self._profile.forecast(profiled, moment, reason, left)
 
-    def _left(self, workflow_type: str, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
+    def _left(self, running: ForecastState, made: LiveLengths | Refused) -> LiveLengths:
         """The forecast of remaining tokens, from the model, the profile or the counts."""
-        stands_back = self._stands_back(workflow_type, self._lengths_kind)
+        stands_back = self._stands_back(running.workflow_type, self._lengths_kind)
         if isinstance(made, LiveLengths) and made.source == "champion" and stands_back is None:
             return made
         reason = made.reason if isinstance(made, Refused) else stands_back or LITTLE_SEEN
@@ -696,13 +696,15 @@ class Forecaster:
         monitor = self.monitor
         return monitor.falls_back(workflow_type, kind) if monitor is not None and monitor.stands_back else None
 
-    def _profile_stands_back(self, workflow_type: str, running: ForecastState) -> str | None:
+    def _profile_stands_back(self, running: ForecastState) -> str | None:
         """Likewise of the profile. That of another version stands back unless it leads the counts beyond doubt."""
         monitor, profiled = self.monitor, running.profiled
         prior = profiled is not None and not profiled.own
-        if prior and (monitor is None or not monitor.profile_stand_back.is_ahead(workflow_type)):
+        if prior and (monitor is None or not monitor.profile_stand_back.is_ahead(running.workflow_type)):
             return OTHER_VERSION
-        return monitor.profile_falls_back(workflow_type) if monitor is not None and monitor.stands_back else None
+        return (
+            monitor.profile_falls_back(running.workflow_type) if monitor is not None and monitor.stands_back else None
+        )
 
     def _counted(self, running: ForecastState) -> str | None:
         """The agent, or END, that counts hold most likely next; None where nobody compares, or of too little data."""
@@ -739,7 +741,6 @@ class VersionedForecaster:
     def __init__(self, first: Forecaster) -> None:
         self.latest = first
         self._older: list[Forecaster] = []
-        self._early: dict[Key, list[tuple[str, int | None, LiveForecast]]] = {}  # in the order of arrival
 
     @property
     def loaded(self) -> list[LoadedPredictor]:
@@ -749,31 +750,33 @@ class VersionedForecaster:
     @property
     def under_older(self) -> int:
         """Running workflows of older versions."""
-        return sum(map(len, self._older))
+        return sum(older.following for older in self._older)
 
     def take_over(self, forecaster: Forecaster) -> None:
         """Makes `forecaster` the latest. Call `await_states` and `await_answers` again if states arrive later."""
-        self._older = [older for older in (self.latest, *self._older) if len(older)][:_MOST_OLDER]
-        self.latest = forecaster
+        older = [earlier for earlier in (self.latest, *self._older) if earlier.following]
+        for earlier in older[_MOST_OLDER:]:
+            earlier.dropped = True
+        self._older, self.latest = older[:_MOST_OLDER], forecaster
 
-    def remaining_tokens(self, step: Step, input_tokens: int, **features: NDArray[np.float32]) -> float | None:
+    def remaining_tokens(
+        self, workflow: Workflow, step: Step, input_tokens: int, **features: NDArray[np.float32]
+    ) -> float | None:
         """Output tokens of this step, which has just arrived, and of all later ones; None if unknown.
 
         `features` are `projected` and `prompt_read` of `Forecaster.on_prefill`, by the latest version.
         """
-        key = step.workflow_type, step.workflow_id
-        forecaster = self._of(*key)
+        forecaster = self._of(workflow)
         given: dict[str, Any] = features if forecaster is self.latest else {}
-        live = forecaster.on_prefill(*key, step.agent, step=step.number, input_tokens=input_tokens, **given)
-        early = self._early.setdefault(key, [])
-        early.append((step.agent, step.number, live))
-        del early[:-_MOST_EARLY]
+        live = forecaster.on_prefill(workflow, step.agent, step=step.number, input_tokens=input_tokens, **given)
+        state = forecaster.state(workflow)
+        if state is not None:
+            state.early = (*state.early, EarlyForecast(step.agent, step.number, live))[-_MOST_EARLY:]
         return live.remaining.ranking
 
     def on_prefill(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         agent: str,
         *,
         step: int | None = None,
@@ -783,71 +786,65 @@ class VersionedForecaster:
         **inputs: Any,
     ) -> LiveForecast:
         """The forecast made on arrival; without one, as `Forecaster.on_prefill`, which takes further inputs."""
-        kept = self._early.get((workflow_type, workflow_id), [])
-        place = next((place for place, made in enumerate(kept) if made[:2] == (agent, step)), None)
-        early = kept.pop(place)[2] if place is not None else None
-        if not kept:
-            self._early.pop((workflow_type, workflow_id), None)  # keep no empty lists
-        if early is not None:
-            return early
-        forecaster = self._of(workflow_type, workflow_id)
+        forecaster = self._of(workflow)
+        state = forecaster.state(workflow)
+        for early in state.early if state is not None else ():
+            if state is not None and (early.agent, early.number) == (agent, step):
+                state.early = tuple(other for other in state.early if other is not early)
+                return early.forecast
         if forecaster is self.latest:
             inputs |= {"projected": projected, "prompt_read": prompt_read}
-        return forecaster.on_prefill(workflow_type, workflow_id, agent, step=step, input_tokens=input_tokens, **inputs)
+        return forecaster.on_prefill(workflow, agent, step=step, input_tokens=input_tokens, **inputs)
 
     def on_prefill_state(
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast
+        self, workflow: Workflow, projected: NDArray[np.float32], forecast: LiveForecast
     ) -> LiveForecast | None:
         """As `Forecaster.on_prefill_state`; None for a workflow of an older version."""
-        forecaster = self._of(workflow_type, workflow_id)
+        forecaster = self._of(workflow)
         if forecaster is not self.latest:
             return None
-        return forecaster.on_prefill_state(workflow_type, workflow_id, projected, forecast)
+        return forecaster.on_prefill_state(workflow, projected, forecast)
 
     def on_completion(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         *,
         projected: NDArray[np.float32] | None = None,
         **outputs: Any,
     ) -> LiveForecast:
         """As `Forecaster.on_completion`; without its state for a workflow of an older version."""
-        forecaster = self._of(workflow_type, workflow_id)
+        forecaster = self._of(workflow)
         state = projected if forecaster is self.latest else None
-        return forecaster.on_completion(workflow_type, workflow_id, projected=state, **outputs)
+        return forecaster.on_completion(workflow, projected=state, **outputs)
 
     def on_completion_state(
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], forecast: LiveForecast
+        self, workflow: Workflow, projected: NDArray[np.float32], forecast: LiveForecast
     ) -> LiveForecast | None:
         """As `Forecaster.on_completion_state`; None for a workflow of an older version."""
-        forecaster = self._of(workflow_type, workflow_id)
+        forecaster = self._of(workflow)
         if forecaster is not self.latest:
             return None
-        return forecaster.on_completion_state(workflow_type, workflow_id, projected, forecast)
+        return forecaster.on_completion_state(workflow, projected, forecast)
 
     @property
     def reads_tools(self) -> bool:
         """Whether the latest version reads the tools that answers call."""
         return self.latest.reads_tools
 
-    def on_tools_called(
-        self, workflow_type: str, workflow_id: str, tools: Sequence[str], of: LiveForecast
-    ) -> LiveForecast | None:
+    def on_tools_called(self, workflow: Workflow, tools: Sequence[str], of: LiveForecast) -> LiveForecast | None:
         """As `Forecaster.on_tools_called`."""
-        return self._of(workflow_type, workflow_id).on_tools_called(workflow_type, workflow_id, tools, of)
+        return self._of(workflow).on_tools_called(workflow, tools, of)
 
-    def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:
+    def on_answer_read(self, workflow: Workflow, read: NDArray[np.float32]) -> bool:
         """As `Forecaster.on_answer_read`; False for a workflow of an older version."""
-        forecaster = self._of(workflow_type, workflow_id)
-        return forecaster is self.latest and forecaster.on_answer_read(workflow_type, workflow_id, read)
+        forecaster = self._of(workflow)
+        return forecaster is self.latest and forecaster.on_answer_read(workflow, read)
 
-    def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
+    def close(self, workflow: Workflow, reason: EndReason = EndReason.FINISHED) -> None:
         """As `Forecaster.close`."""
-        self._early.pop((workflow_type, workflow_id), None)
-        forecaster = self._of(workflow_type, workflow_id)
-        forecaster.close(workflow_type, workflow_id, reason)
-        if forecaster is not self.latest and not len(forecaster):
+        forecaster = self._of(workflow)
+        forecaster.close(workflow, reason)
+        if forecaster is not self.latest and not forecaster.following:
             self._older.remove(forecaster)
 
     @property
@@ -868,22 +865,25 @@ class VersionedForecaster:
         """Expects the features of answers by `on_completion_state` from now on."""
         self.latest.awaits_answers = True
 
-    def position(self, workflow_type: str, workflow_id: str) -> dict[str, Any] | None:
+    def position(self, workflow: Workflow) -> dict[str, Any] | None:
         """As `Forecaster.position`."""
-        return self._of(workflow_type, workflow_id).position(workflow_type, workflow_id)
+        return self._of(workflow).position(workflow)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
         monitor = self.latest.monitor
         return {
-            "forecasts on arrival": sum(map(len, self._early.values())),
-            "forecaster": len(self.latest),
+            "forecaster": self.latest.following,
             "forecaster, older versions": self.under_older,
-            "monitor": len(monitor.tracker) if monitor is not None else 0,
+            "monitor": monitor.following if monitor is not None else 0,
         }
 
-    def _of(self, workflow_type: str, workflow_id: str) -> Forecaster:
-        for older in self._older:
-            if older.follows(workflow_type, workflow_id):
-                return older
+    def _of(self, workflow: Workflow) -> Forecaster:
+        """The forecaster that the workflow began with, while it is kept."""
+        state = self.latest.state(workflow)
+        if state is None:
+            return self.latest
+        if not state.owner.dropped:
+            return state.owner
+        self.latest.keep(workflow, None)
         return self.latest

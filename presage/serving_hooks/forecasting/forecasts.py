@@ -17,7 +17,7 @@ from presage.features.moment import Moment
 from presage.features.vocabulary import Vocabulary
 from presage.serving_hooks.counts import EVENTS, EventCounts, ModelKind
 from presage.serving_hooks.status import ModelStatus
-from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths, LiveReturn, Projection
 
@@ -38,12 +38,11 @@ class LoadedPredictor(Protocol):
 
 
 class NextAgents(Protocol):
-    """Forecasts the next agents of a workflow; see `Forecaster`."""
+    """Forecasts the next agents of a workflow, given its record; see `Forecaster`."""
 
     def on_prefill(  # noqa: D102
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         agent: str,
         *,
         step: int | None = None,
@@ -52,15 +51,14 @@ class NextAgents(Protocol):
 
     def on_completion(  # noqa: D102
         self,
-        workflow_type: str,
-        workflow_id: str,
+        workflow: Workflow,
         *,
         step: int | None = None,
         agent: str | None = None,
         output_tokens: int | None = None,
     ) -> LiveForecast: ...
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: Workflow) -> None:
         """The workflow has ended. A `close` with a third parameter `reason` also receives why, an `EndReason`."""
 
 
@@ -79,7 +77,7 @@ class ReadsStates(Protocol):
         """Prefill states come after `on_prefill` from now on."""
 
     def on_prefill_state(  # noqa: D102
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+        self, workflow: Workflow, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None: ...
 
 
@@ -112,10 +110,10 @@ class ReadsTexts(Protocol):
         """The features of answers come after `on_completion` from now on."""
 
     def on_completion_state(  # noqa: D102
-        self, workflow_type: str, workflow_id: str, projected: NDArray[np.float32], of: LiveForecast
+        self, workflow: Workflow, projected: NDArray[np.float32], of: LiveForecast
     ) -> LiveForecast | None: ...
 
-    def on_answer_read(self, workflow_type: str, workflow_id: str, read: NDArray[np.float32]) -> bool:  # noqa: D102
+    def on_answer_read(self, workflow: Workflow, read: NDArray[np.float32]) -> bool:  # noqa: D102
         ...
 
 
@@ -128,7 +126,7 @@ class ReadsTools(Protocol):
         """Whether it does now; it may change with the model."""
 
     def on_tools_called(  # noqa: D102
-        self, workflow_type: str, workflow_id: str, tools: Sequence[str], of: LiveForecast
+        self, workflow: Workflow, tools: Sequence[str], of: LiveForecast
     ) -> LiveForecast | None: ...
 
 
@@ -136,32 +134,32 @@ class ReadsTools(Protocol):
 class ReadsProfiles(Protocol):
     """A next-agent source that follows workflows on the profiles of their types; see `Forecaster`."""
 
-    def position(self, workflow_type: str, workflow_id: str) -> dict[str, Any] | None: ...  # noqa: D102
+    def position(self, workflow: Workflow) -> dict[str, Any] | None: ...  # noqa: D102
 
 
-def position(source: NextAgents | None, workflow_type: str, workflow_id: str) -> dict[str, Any] | None:
+def position(source: NextAgents | None, workflow: Workflow) -> dict[str, Any] | None:
     """Where a running workflow is on the profile of its type, for people; None if the source does not know."""
-    return source.position(workflow_type, workflow_id) if isinstance(source, ReadsProfiles) else None
+    return source.position(workflow) if isinstance(source, ReadsProfiles) else None
 
 
 class RemainingTokens(Protocol):
     """Forecasts the remaining output tokens of a workflow."""
 
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+    def remaining_tokens(self, workflow: Workflow, step: Step, input_tokens: int) -> float | None:
         """Output tokens of an arriving step and all later ones; None if unknown."""
 
 
 class Contexts(Protocol):
     """Forecasts how far the contexts of workflows grow; see `ContextForecaster`."""
 
-    def arrived(self, step: Step, input_tokens: int) -> LiveLengths:
+    def arrived(self, workflow: Workflow, step: Step, input_tokens: int) -> LiveLengths:
         """The tokens by which the context of a workflow will exceed this prompt, which has arrived."""
 
-    def completed(self, step: Step, output_tokens: int) -> LiveLengths:
+    def completed(self, workflow: Workflow, step: Step, output_tokens: int) -> LiveLengths:
         """The same less the output of the step, which has completed; source "none" if that is not known."""
 
-    def ended(self, step: Step, reason: EndReason) -> None:
-        """The workflow of this step has ended."""
+    def ended(self, workflow: Workflow, reason: EndReason) -> None:
+        """A workflow has ended."""
 
     def of_type(self, stats_key: str) -> tuple[float, float] | None:
         """Mean steps of a workflow and mean tokens that a step adds, from earlier traces; None if unknown."""
@@ -170,23 +168,27 @@ class Contexts(Protocol):
 class ReturnTimes(Protocol):
     """Forecasts when workflows come back; see `ReturnTimeForecaster`. Times are seconds of the engine's clock."""
 
-    def arrived(self, step: Step, input_tokens: int, now: float) -> None:
+    def arrived(self, workflow: Workflow, step: Step, input_tokens: int, now: float) -> None:
         """A request of a workflow has arrived: the workflow is back."""
 
-    def completed(self, step: Step, output_tokens: int, finish_reason: str | None, now: float) -> LiveReturn:
+    def completed(
+        self, workflow: Workflow, step: Step, output_tokens: int, finish_reason: str | None, now: float
+    ) -> LiveReturn:
         """A step has left the engine: it has produced its last token, or was aborted. The engine's finish reason."""
 
-    def answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
+    def answered(
+        self, workflow: Workflow, step: Step, finish_reason: str | None, tools: Sequence[str] | None
+    ) -> LiveReturn | None:
         """The answer of a completed step was parsed: the API's finish reason, and the tools it calls, None if unknown.
 
         Returns the renewed forecast; None if the workflow has gone on, or is unknown.
         """
 
-    def away(self, workflow: str) -> tuple[LiveReturn, float] | None:
+    def away(self, workflow: Workflow) -> tuple[LiveReturn, float] | None:
         """The forecast of a workflow that is away, and since when; None while it runs, or if it is unknown."""
 
-    def ended(self, workflow: str, reason: EndReason = EndReason.FINISHED) -> None:
-        """The workflow with this key has ended."""
+    def ended(self, workflow: Workflow, reason: EndReason = EndReason.FINISHED) -> None:
+        """A workflow has ended."""
 
 
 class Upkeep(Protocol):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -27,7 +27,7 @@ from presage.serving_hooks.forecasting.return_counts import ReturnCounts
 from presage.serving_hooks.forecasting.trials import TRIAL_STEPS
 from presage.serving_hooks.monitoring.live_returns import LiveReturns
 from presage.serving_hooks.policies.next_use import LONGEST_S
-from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows import EndReason, SourceState, Workflow
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import (
     DRIFTED,
@@ -82,16 +82,20 @@ class _Away:
         self.step, self.finish_reason, self.forecast, self.at = step, finish_reason, forecast, at
 
 
-class _Course:
-    """One running workflow; `model` and `state` are None without a model."""
+class ReturnState(SourceState):
+    """What is known of the return times of one running workflow; `model` and `features` are None without a model."""
 
-    __slots__ = ("away", "flying", "latest", "model", "state")
+    __slots__ = ("away", "features", "flying", "latest", "model")
 
-    def __init__(self, model: _Model | None, state: ReturnWorkflow | None) -> None:
-        self.model, self.state = model, state
+    def __init__(self, model: _Model | None, features: ReturnWorkflow | None) -> None:
+        self.model, self.features = model, features
         self.flying = _NO_STEPS
         self.away: _Away | None = None
         self.latest = -math.inf
+
+
+def _state(workflow: Workflow) -> ReturnState | None:
+    return workflow.return_state if isinstance(workflow.return_state, ReturnState) else None
 
 
 class ReturnTimeForecaster:
@@ -99,7 +103,6 @@ class ReturnTimeForecaster:
 
     Args:
         predictor, version: the model, and its version in the registry; None leaves all forecasts to `counts`.
-        max_workflows: states kept; the least recently active one is dropped first, and is new if it continues.
         drifted: whether a drift alarm of a workflow type sends its forecasts to the counts.
 
     Attributes:
@@ -115,21 +118,15 @@ class ReturnTimeForecaster:
         version: int | None = None,
         *,
         budget: Budget | None = None,
-        max_workflows: int = 100_000,
         drifted: Callable[[str], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts, self.live = ReturnCounts(), LiveReturns()
         self.made: Counter[tuple[Source, str | None]] = Counter()
         self.faults: Counter[str] = Counter()
-        self.max_workflows = max_workflows
         self._budget, self._drifted, self._clock = budget or Budget(), drifted, clock
         self._model: _Model | None = None
-        self._courses: OrderedDict[str, _Course] = OrderedDict()
         self.take_over(predictor, version)
-
-    def __len__(self) -> int:
-        return len(self._courses)
 
     @property
     def loaded(self) -> list[LoadedPredictor]:
@@ -149,35 +146,39 @@ class ReturnTimeForecaster:
         breaker = CircuitBreaker(called, self._budget, self._clock)
         self._model = _Model(predictor, version, breaker) if predictor is not None else None
 
-    def arrived(self, step: Step, input_tokens: int, now: float) -> None:
+    def arrived(self, workflow: Workflow, step: Step, input_tokens: int, now: float) -> None:
         """A request of a workflow has arrived: the workflow is back."""
         try:
-            self._arrived(step, input_tokens, now)
+            self._arrived(workflow, step, input_tokens, now)
         except Exception as error:
-            self._failed(step, error)
+            self._failed(workflow, error)
 
-    def completed(self, step: Step, output_tokens: int, finish_reason: str | None, now: float) -> LiveReturn:
+    def completed(
+        self, workflow: Workflow, step: Step, output_tokens: int, finish_reason: str | None, now: float
+    ) -> LiveReturn:
         """A step has left the engine: it has produced its last token, or was aborted."""
         try:
-            live = self._completed(step, output_tokens, finish_reason, now)
+            live = self._completed(workflow, step, output_tokens, finish_reason, now)
         except Exception as error:
-            live = no_return(self._failed(step, error))
+            live = no_return(self._failed(workflow, error))
         self.made[live.source, live.reason] += 1
         return live
 
-    def answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
+    def answered(
+        self, workflow: Workflow, step: Step, finish_reason: str | None, tools: Sequence[str] | None
+    ) -> LiveReturn | None:
         """The answer of a completed step was parsed; returns the renewed forecast, None if the workflow has gone on."""
         try:
-            live = self._answered(step, finish_reason, tools)
+            live = self._answered(workflow, step, finish_reason, tools)
         except Exception as error:
-            live = no_return(self._failed(step, error))
+            live = no_return(self._failed(workflow, error))
         if live is not None:
             self.made[live.source, live.reason] += 1
         return live
 
-    def ended(self, workflow: str, reason: EndReason = EndReason.FINISHED) -> None:
-        """The workflow with this key has ended; the counts learn the end of a finished one."""
-        course = self._courses.pop(workflow, None)
+    def ended(self, workflow: Workflow, reason: EndReason = EndReason.FINISHED) -> None:
+        """A workflow has ended; the counts learn the end of a finished one."""
+        course, workflow.return_state = _state(workflow), None
         if course is not None and course.away is not None and reason is EndReason.FINISHED:
             try:
                 before = course.away.step
@@ -185,9 +186,9 @@ class ReturnTimeForecaster:
             except Exception as error:
                 self.faults[type(error).__name__] += 1
 
-    def away(self, workflow: str) -> tuple[LiveReturn, float] | None:
+    def away(self, workflow: Workflow) -> tuple[LiveReturn, float] | None:
         """The forecast of a workflow that is away, and since when; None while it runs, or if it is unknown."""
-        course = self._courses.get(workflow)
+        course = _state(workflow)
         return None if course is None or course.away is None else (course.away.forecast, course.away.at)
 
     def status(self) -> dict[str, Any]:
@@ -197,16 +198,10 @@ class ReturnTimeForecaster:
             "faults": dict(self.faults),
         }
 
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
-        running = sum(len(begun) for course in self._courses.values() for begun in course.flying.values())
-        return {"return-time states": len(self), "return-time states, running steps": running}
-
-    def _arrived(self, step: Step, input_tokens: object, now: float) -> None:
-        course = self._courses.get(step.workflow)
+    def _arrived(self, workflow: Workflow, step: Step, input_tokens: object, now: float) -> None:
+        course = _state(workflow)
         if course is None or sum(map(len, course.flying.values())) >= MOST_FLYING:
-            course = self._begin(step)
-        self._courses.move_to_end(step.workflow)
+            course = self._begin(workflow)
         now = self._time(course, now)
         if course.away is not None:
             before, seconds = course.away.step, min(now - course.away.at, LONGEST_S)
@@ -214,53 +209,54 @@ class ReturnTimeForecaster:
             self.counts.returned(before.stats_key, before.agent, course.away.finish_reason, seconds)
             course.away = None
         begun = None
-        if course.state is not None:
+        if course.features is not None:
             given = {"agent": step.agent, "input_tokens": self._tokens(input_tokens)}
-            begun = course.state.arrived(given, milliseconds(now))
+            begun = course.features.arrived(given, milliseconds(now))
         if course.flying is _NO_STEPS:
             course.flying = {}
         course.flying.setdefault(step, []).append(begun)
 
-    def _completed(self, step: Step, output_tokens: object, finish_reason: str | None, now: float) -> LiveReturn:
-        course = self._courses.get(step.workflow)
+    def _completed(
+        self, workflow: Workflow, step: Step, output_tokens: object, finish_reason: str | None, now: float
+    ) -> LiveReturn:
+        course = _state(workflow)
         begun = course.flying.get(step) if course is not None else None
         if course is None or not begun:
             return no_return(NO_STEP)
-        self._courses.move_to_end(step.workflow)
         now, first = self._time(course, now), begun.pop(0)
         if not begun:
             del course.flying[step]
             course.flying = course.flying or _NO_STEPS
         row = None
-        if first is not None and course.state is not None:
+        if first is not None and course.features is not None:
             given = {"output_tokens": self._tokens(output_tokens), "finish_reason": finish_reason}
-            row = course.state.completed(first, given, milliseconds(now))
+            row = course.features.completed(first, given, milliseconds(now))
         live = self._forecast(course, step, finish_reason, row)
         course.away = _Away(step, finish_reason, live, now)
         return live
 
-    def _answered(self, step: Step, finish_reason: str | None, tools: Sequence[str] | None) -> LiveReturn | None:
-        course = self._courses.get(step.workflow)
+    def _answered(
+        self, workflow: Workflow, step: Step, finish_reason: str | None, tools: Sequence[str] | None
+    ) -> LiveReturn | None:
+        course = _state(workflow)
         away = course.away if course is not None else None
         if course is None or away is None or (finish_reason is None and tools is None):
             return None
         if (away.step.agent, away.step.number) != (step.agent, step.number):
             return None
         away.finish_reason = finish_reason or away.finish_reason
-        row = course.state.answered(away.finish_reason, tools) if course.state is not None else None
+        row = course.features.answered(away.finish_reason, tools) if course.features is not None else None
         away.forecast = self._forecast(course, step, away.finish_reason, row)
         return away.forecast
 
-    def _begin(self, step: Step) -> _Course:
-        model, state = self._model, None
+    def _begin(self, workflow: Workflow) -> ReturnState:
+        model, features = self._model, None
         if model is not None:
-            state = ReturnWorkflow(model.adapter.predictor.encoder, step.workflow_type)
-        course = self._courses[step.workflow] = _Course(model, state)
-        if len(self._courses) > self.max_workflows:
-            self._courses.popitem(last=False)
-        return course
+            features = ReturnWorkflow(model.adapter.predictor.encoder, workflow.step.workflow_type)
+        workflow.return_state = begun = ReturnState(model, features)
+        return begun
 
-    def _forecast(self, course: _Course, step: Step, finish_reason: str | None, row: Row | None) -> LiveReturn:
+    def _forecast(self, course: ReturnState, step: Step, finish_reason: str | None, row: Row | None) -> LiveReturn:
         """The forecast of the model or the counts, as `Forecaster` decides between them."""
         made = course.model.forecast(row) if course.model is not None and row is not None else _NONE
         drifted = self._drifted(step.workflow_type)
@@ -274,7 +270,7 @@ class ReturnTimeForecaster:
             return made
         return no_return(made.reason, course.model.adapter.version if course.model is not None else None)
 
-    def _time(self, course: _Course, now: float) -> float:
+    def _time(self, course: ReturnState, now: float) -> float:
         """The time of an event of a workflow, not before its previous one; faults are counted."""
         if not (math.isfinite(now) and now >= course.latest):
             self.faults["time"] += 1
@@ -288,11 +284,11 @@ class ReturnTimeForecaster:
             self.faults["tokens"] += 1
         return tokens
 
-    def _failed(self, step: Step, error: Exception) -> str:
+    def _failed(self, workflow: Workflow, error: Exception) -> str:
         """Counts an exception; the workflow starts anew, since its state may be half a step behind."""
         name = type(error).__name__  # the message might contain text of the request
         self.faults[name] += 1
-        self._courses.pop(step.workflow, None)
+        workflow.return_state = None
         return name
 
 

@@ -83,7 +83,7 @@ class LifecycleEvents:
         if workflow.requests:
             return
         emitted = self._emitted(workflow)
-        away = self._returns.away(workflow.key) if self._returns is not None else None
+        away = self._returns.away(workflow) if self._returns is not None else None
         back = away[0] if away is not None and away[0].quantiles else None
         live = live if live is not None and len(live.probabilities) else None
         before, emitted.expected = emitted.expected, (live, back)

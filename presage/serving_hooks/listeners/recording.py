@@ -57,7 +57,7 @@ class Recording(Listener[Request]):
     def request_scheduled(self, request: Request, step: RunningStep | None, found: Found) -> None:
         """Records that a step begins."""
         if step is not None and self._choices.begins(step.request_id):
-            step.recorded = self._recorder.begun(step.request_id, step.step, **self._begun(request, found))
+            step.recorded = self._recorder.begun(step, **self._begun(request, found))
 
     def request_finished(self, request: Request, step: RunningStep | None, left: LeftStep | None) -> None:
         """Records that a step has left; the recorder knows it by the request that began it."""
@@ -81,8 +81,7 @@ class Recording(Listener[Request]):
 
     def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """Records how a workflow has ended."""
-        step, how = workflow.step, RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED
-        self._recorder.ended(step.sent[0], step.workflow_id, how)
+        self._recorder.ended(workflow, RECORDED_EXPIRED if reason is EndReason.EXPIRED else RECORDED_FINISHED)
 
     @property
     def counts(self) -> EventCounts:
@@ -92,10 +91,6 @@ class Recording(Listener[Request]):
     def status(self) -> RecorderStatus:
         """The recorder's status; `on` is false once it has failed."""
         return replace(self._recorder.status(), on=self.on)
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries of each table, to find leaks."""
-        return {"recorded workflows": self._recorder.debug_state().get("workflows", 0)}
 
     def close(self) -> None:
         """Writes buffered rows, for some seconds at most."""

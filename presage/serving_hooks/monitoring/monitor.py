@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from presage.serving_hooks.counts import ModelKind
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, Recovered
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
-from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
+from presage.serving_hooks.monitoring.outcomes import Followed, WorkflowOutcomes
 from presage.serving_hooks.monitoring.stand_back import StandBack
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.live import DRIFTED, LESS_ACCURATE, LiveForecast
@@ -24,7 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class ForecastMonitor:
-    """Compares forecasts, K = `horizon` steps ahead, with outcomes."""
+    """Compares forecasts, K = `horizon` steps ahead, with outcomes.
+
+    Attributes:
+        following: running workflows whose forecasts are judged.
+    """
 
     def __init__(
         self,
@@ -32,47 +36,39 @@ class ForecastMonitor:
         live: LiveAccuracy | None = None,
         *,
         horizon: int = 3,
-        max_workflows: int = 100_000,
     ) -> None:
         self.drift, self.live = drift or Drift(), live or LiveAccuracy()
         self.stand_back, self.profile_stand_back = StandBack(), StandBack("the profile")
         self.errors: Counter[str] = Counter()
-        self.tracker = OutcomeTracker(self.followed, horizon, max_workflows)
+        self.following, self._horizon = 0, horizon
 
-    def begun(
-        self,
-        workflow_type: str,
-        workflow_id: str,
-        agent: str,
-        forecast: LiveForecast,
-        step: int | None = None,
-        counted: str | None = None,
-        profiled: str | None = None,
-    ) -> None:
-        """See `OutcomeTracker.begun`."""
-        arguments = workflow_type, workflow_id, agent, forecast, step, counted, profiled
-        self._safely(lambda: self.tracker.begun(*arguments), None)
+    def opened(self, workflow_type: str) -> WorkflowOutcomes:
+        """What judges a workflow that begins; for the calls that follow."""
+        self.following += 1
+        return WorkflowOutcomes(workflow_type, self._horizon)
 
-    def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
-        """See `OutcomeTracker.again`."""
-        self._safely(lambda: self.tracker.again(workflow_type, workflow_id, forecast), None)
+    def begun(self, outcomes: WorkflowOutcomes, *step: Any) -> None:
+        """See `WorkflowOutcomes.begun`."""
+        self._safely(lambda: outcomes.begun(*step), None)
 
-    def completed(
-        self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
-    ) -> None:
-        """See `OutcomeTracker.completed`."""
-        self._safely(lambda: self.tracker.completed(workflow_type, workflow_id, forecast, output_tokens), None)
+    def again(self, outcomes: WorkflowOutcomes, forecast: LiveForecast) -> None:
+        """See `WorkflowOutcomes.again`."""
+        self._safely(lambda: outcomes.again(forecast), None)
+
+    def completed(self, outcomes: WorkflowOutcomes, forecast: LiveForecast, output_tokens: object = None) -> None:
+        """See `WorkflowOutcomes.completed`."""
+        self._safely(lambda: outcomes.completed(forecast, output_tokens), None)
 
     def ended(
         self,
-        workflow_type: str,
-        workflow_id: str,
+        outcomes: WorkflowOutcomes,
         reason: EndReason = EndReason.FINISHED,
         counted: str | None = None,
         profiled: str | None = None,
     ) -> None:
-        """See `OutcomeTracker.ended`."""
-        self._safely(lambda: self.tracker.ended(workflow_type, workflow_id, reason, counted, profiled), None)
+        """See `WorkflowOutcomes.ended`."""
+        self.following -= 1
+        self._safely(lambda: self.followed(outcomes.ended(reason, counted, profiled)), None)
 
     def falls_back(self, workflow_type: str, kind: ModelKind) -> str | None:
         """Why online counts forecast in place of the predictor; None while they do not.
@@ -102,7 +98,7 @@ class ForecastMonitor:
         return {
             "alarms": {name: alarm.to_dict() for name, alarm in self.drift.alarms.items()},
             "raised": self.drift.raised,
-            "following": len(self.tracker),
+            "following": self.following,
             "promised": self.drift.promised(),
             "against_counts": self.stand_back.to_dict(),
             "profile_against_counts": self.profile_stand_back.to_dict(),

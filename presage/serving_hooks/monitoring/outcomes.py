@@ -5,7 +5,7 @@ steps ahead when step t + k begins, or when the workflow ends after step t + k â
 horizons are not judged (as in `features/prefixes.py`). Remaining tokens are judged when the workflow ends. What is
 unknown is not counted:
 
-- the end and the remaining tokens of a workflow that expired, was aborted within a step, or was dropped;
+- the end and the remaining tokens of a workflow that expired, or was aborted within a step;
 - the agents of missed steps, and transitions across them; a later step is still judged at its distance;
 - the remaining tokens at steps before one whose output tokens are unknown.
 
@@ -15,8 +15,7 @@ A step number seen before is a repetition and changes nothing. Without step numb
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log
 from typing import Final
@@ -28,7 +27,7 @@ from presage.features.moment import MOMENTS, Moment
 from presage.predictors.common.forecast import Source
 from presage.predictors.common.probabilities import BINS
 from presage.serving_hooks.workflows import EndReason
-from presage.serving_hooks.workflows.identity import Key, shared, short
+from presage.serving_hooks.workflows.identity import shared
 from presage.serving_hooks.workflows.live import (
     LAYER_LEFT_OUT,
     STATES_LEFT_OUT,
@@ -184,10 +183,10 @@ class AgainstCounts:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The sums of a workflow whose tracking has ended.
+    """The sums of a workflow that has ended.
 
     Attributes:
-        ended: whether it finished; else it expired, was aborted, or was dropped to make room.
+        ended: whether it finished; else it expired or was aborted.
         transitions: counts of (before, after), one agent right after another; `END` as the first is the start.
         next_agent: sums by model, as named by `model_of`; the model that forecast last is the last key.
         lengths: likewise for remaining tokens.
@@ -207,96 +206,12 @@ TRANSITIONS_KEPT: Final = 256
 MODELS_KEPT: Final = 4
 
 
-class OutcomeTracker:
-    """Judges the forecasts of running workflows as their outcomes become known.
-
-    Args:
-        followed: called with the sums of each workflow whose tracking has ended.
-        horizon: K; of a longer forecast, the first K steps ahead are judged.
-        most: workflows kept; beyond, the least recently active one is dropped.
-    """
-
-    def __init__(self, followed: Callable[[Followed], None], horizon: int = 3, most: int = 100_000) -> None:
-        self.horizon, self.most = horizon, most
-        self._followed = followed
-        self._courses: OrderedDict[Key, _Course] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._courses)
-
-    def debug_state(self) -> dict[str, int]:
-        """Entries over all workflows, to find leaks."""
-        kept = list(self._courses.values())
-        return {
-            "workflows": len(kept),
-            "open forecasts": sum(len(course.open) for course in kept),
-            "open lengths": sum(len(course.open_lengths) for course in kept),
-        }
-
-    def begun(
-        self,
-        workflow_type: str,
-        workflow_id: str,
-        agent: str,
-        forecast: LiveForecast,
-        step: int | None = None,
-        counted: str | None = None,
-        profiled: str | None = None,
-    ) -> None:
-        """Records the start of a step, the outcome of earlier forecasts. An agent without a name is not counted.
-
-        `forecast` is the predictor's at this step's prefill, even if counts were used instead; `step` is its number,
-        from 0, if the caller knows it; `counted` and `profiled` are the agents, or `END`, that online counts and the
-        profile held most likely here.
-        """
-        key = (shared(workflow_type), short(workflow_id))
-        course = self._courses.get(key)
-        if course is None:
-            course = self._courses[key] = _Course(key[0], self.horizon)
-            if len(self._courses) > self.most:
-                self._followed(self._courses.popitem(last=False)[1].over(False))
-        else:
-            self._courses.move_to_end(key)
-        course.begun(agent if isinstance(agent, str) else "", _number(step), forecast, counted, profiled)
-
-    def completed(
-        self, workflow_type: str, workflow_id: str, forecast: LiveForecast, output_tokens: object = None
-    ) -> None:
-        """Records that the latest step has produced its last token; `forecast` was made at that moment."""
-        key = (short(workflow_type), short(workflow_id))
-        course = self._courses.get(key)
-        if course is not None and course.within:
-            self._courses.move_to_end(key)
-            course.completed(forecast, output_tokens)
-
-    def again(self, workflow_type: str, workflow_id: str, forecast: LiveForecast) -> None:
-        """Replaces the latest forecast of the latest step by one made with its state."""
-        course = self._courses.get((short(workflow_type), short(workflow_id)))
-        if course is not None:
-            course.again(forecast)
-
-    def ended(
-        self,
-        workflow_type: str,
-        workflow_id: str,
-        reason: EndReason = EndReason.FINISHED,
-        counted: str | None = None,
-        profiled: str | None = None,
-    ) -> None:
-        """Records the end of a workflow, an outcome only if it finished; `counted` and `profiled` as in `begun`."""
-        course = self._courses.pop((short(workflow_type), short(workflow_id)), None)
-        if course is not None:
-            whole = reason is EndReason.FINISHED and not course.within
-            if whole:
-                course.ended(counted, profiled)
-            self._followed(course.over(whole))
-
-
 @dataclass(slots=True, eq=False)
-class _Course:
-    """One running workflow.
+class WorkflowOutcomes:
+    """Judges the forecasts of one running workflow as their outcomes become known.
 
     Attributes:
+        horizon: K; of a longer forecast, the first K steps ahead are judged.
         steps: number of the next step, as far as known.
         last: agent of the last step; `END` before the first one, None if unknown.
         open: (step, model, forecast) of forecasts not fully judged yet.
@@ -304,7 +219,7 @@ class _Course:
     """
 
     workflow_type: str
-    horizon: int
+    horizon: int = 3
     steps: int = 0
     within: bool = False
     produced: float = 0.0
@@ -318,28 +233,44 @@ class _Course:
     profile_against_counts: AgainstCounts = field(default_factory=AgainstCounts)
 
     def begun(
-        self, agent: str, step: int | None, forecast: LiveForecast, counted: str | None, profiled: str | None
+        self,
+        agent: str,
+        forecast: LiveForecast,
+        step: int | None = None,
+        counted: str | None = None,
+        profiled: str | None = None,
     ) -> None:
-        step = self.steps if step is None else step
-        if step < self.steps:
+        """Records the start of a step, the outcome of earlier forecasts. An agent without a name is not counted.
+
+        `forecast` is the predictor's at this step's prefill, even if counts were used instead; `step` is its number,
+        from 0, if the caller knows it; `counted` and `profiled` are the agents, or `END`, that online counts and the
+        profile held most likely here.
+        """
+        agent, number = agent if isinstance(agent, str) else "", _number(step)
+        number = self.steps if number is None else number
+        if number < self.steps:
             return
-        if step > self.steps:
+        if number > self.steps:
             self.last = None
-        if step > self.steps or self.within:
+        if number > self.steps or self.within:
             self.open_lengths = []
         if agent:
-            self._judge(agent, step, counted, profiled)
-        self.last, self.steps, self.within = shared(agent) or None, step + 1, True
-        self._keep(step, forecast)
+            self._judge(agent, number, counted, profiled)
+        self.last, self.steps, self.within = shared(agent) or None, number + 1, True
+        self._keep(number, forecast)
         if forecast.remaining.tokens and len(self.open_lengths) < STEPS_KEPT:
             self.open_lengths.append((self.produced, forecast.remaining))
 
     def again(self, forecast: LiveForecast) -> None:
+        """Replaces the latest forecast of the latest step by one made with its state."""
         if self.open and self.open[-1][0] == self.steps - 1:
             self.open.pop()
         self._keep(self.steps - 1, forecast)
 
-    def completed(self, forecast: LiveForecast, output_tokens: object) -> None:
+    def completed(self, forecast: LiveForecast, output_tokens: object = None) -> None:
+        """Records that the latest step has produced its last token; `forecast` was made at that moment."""
+        if not self.within:
+            return
         self.within = False
         self._keep(self.steps - 1, forecast)
         produced = token_count(output_tokens)
@@ -348,8 +279,25 @@ class _Course:
         else:
             self.produced += produced
 
-    def ended(self, counted: str | None, profiled: str | None) -> None:
-        self._judge(END, self.steps, counted, profiled)
+    def ended(
+        self, reason: EndReason = EndReason.FINISHED, counted: str | None = None, profiled: str | None = None
+    ) -> Followed:
+        """The sums, once the workflow has ended: an outcome only if it finished. The others as in `begun`."""
+        whole = reason is EndReason.FINISHED and not self.within
+        if whole:
+            self._judge(END, self.steps, counted, profiled)
+            self._judge_lengths()
+        return Followed(
+            self.workflow_type,
+            whole,
+            self.transitions,
+            self.tallies,
+            self.lengths,
+            self.against_counts,
+            self.profile_against_counts,
+        )
+
+    def _judge_lengths(self) -> None:
         for before, forecast in self.open_lengths:
             model = model_of(forecast.source, forecast.version, forecast.reason)
             tally = self.lengths.get(model)
@@ -359,17 +307,6 @@ class _Course:
             if tally is not None and tally.quantiles == forecast.quantiles:
                 tally.judged += 1
                 tally.within += [self.produced - before <= most for most in forecast.tokens]
-
-    def over(self, ended: bool) -> Followed:
-        return Followed(
-            self.workflow_type,
-            ended,
-            self.transitions,
-            self.tallies,
-            self.lengths,
-            self.against_counts,
-            self.profile_against_counts,
-        )
 
     def _keep(self, step: int, forecast: LiveForecast) -> None:
         while self.open and self.open[0][0] <= step - self.horizon:

@@ -21,7 +21,7 @@ from presage.datasets.schema import workflow_codes
 from presage.features.moment import COMPLETION, PREFILL, Moment
 from presage.serving_hooks.monitoring.drift import Alarm, Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
-from presage.serving_hooks.monitoring.outcomes import Followed, OutcomeTracker
+from presage.serving_hooks.monitoring.outcomes import Followed, WorkflowOutcomes
 from presage.serving_hooks.monitoring.promoted import Promoted
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.live import NO_LENGTHS, NOTHING, LiveForecast, LiveLengths
@@ -61,17 +61,14 @@ class TraceForecasts:
 
 def followed_of(table: pa.Table, forecasts: TraceForecasts) -> Iterator[Followed]:
     """The sums of each workflow of a trace's served steps, by the time of its first step if recorded."""
-    ended: list[Followed] = []
     horizon = max((probabilities.shape[1] for probabilities in forecasts.probabilities.values()), default=1)
-    tracker = OutcomeTracker(ended.append, horizon)
     columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _COLUMNS}
     for rows in _by_time(table):
-        ids = columns["workflow_type"][rows[0]], columns["workflow_id"][rows[0]]
+        outcomes = WorkflowOutcomes(columns["workflow_type"][rows[0]], horizon)
         for row in rows:
-            tracker.begun(*ids, columns["agent"][row], forecasts.at(row, PREFILL), columns["step"][row])
-            tracker.completed(*ids, forecasts.at(row, COMPLETION), columns["output_tokens"][row])
-        tracker.ended(*ids, EndReason.FINISHED if columns["complete"][rows[0]] else EndReason.ABORTED)
-        yield ended.pop()
+            outcomes.begun(columns["agent"][row], forecasts.at(row, PREFILL), columns["step"][row])
+            outcomes.completed(forecasts.at(row, COMPLETION), columns["output_tokens"][row])
+        yield outcomes.ended(EndReason.FINISHED if columns["complete"][rows[0]] else EndReason.ABORTED)
 
 
 def _by_time(table: pa.Table) -> list[range]:

@@ -39,12 +39,12 @@ from presage.serving_hooks.workflows.identity import tenant_of, unscoped
 from presage.serving_hooks.workflows.recorded import RecordedStep, RecordedWorkflow
 
 if TYPE_CHECKING:
+    from presage.serving_hooks.workflows import RunningStep, Workflow
     from presage.serving_hooks.workflows.identity import Step
     from presage.serving_hooks.workflows.live import LiveForecast
 
 _log = logging.getLogger(__name__)
 
-_MAX_RUNS: Final = 100_000
 _MAX_TYPES: Final = 1_000
 """A store has a folder for each workflow type, and clients name the types."""
 _MAX_RUNNING: Final = 16_384
@@ -95,7 +95,6 @@ class Recorder:
         self.writer = Writer(
             config, self._events, queue, decode, clock, self.instance, model, state_layer, written, open_file
         )
-        self._runs: dict[tuple[str, str], RecordedWorkflow] = {}
         self._types: set[str] = set()
         self._begun_runs = 0
         self._running: set[str] = set()
@@ -109,8 +108,7 @@ class Recorder:
 
     def begun(
         self,
-        request_id: str,
-        step: Step,
+        running: RunningStep,
         *,
         input_tokens: int | None = None,
         cached_input_tokens: int | None = None,
@@ -125,7 +123,8 @@ class Recorder:
         `outcome`; None if it is not.
         """
         try:
-            run = self._runs.get((step.sent[0], step.workflow_id)) or self._new_run(step)
+            request_id, step = running.request_id, running.step
+            run = running.workflow.run or self._new_run(running.workflow, step)
             if run is not None and request_id in self._running:
                 return None
             self._offered, self._lost = self._offered + 1, self._lost + 1  # until it is in the buffer
@@ -215,13 +214,13 @@ class Recorder:
         step = None if score is None else of.number
         return self._put(self._rows.outcome, (self._now_s(), of.run, step, success, score))
 
-    def ended(self, workflow_type: str, workflow_id: str, how: str) -> None:
+    def ended(self, workflow: Workflow, how: str) -> None:
         """A workflow ended: RECORDED_FINISHED or RECORDED_EXPIRED.
 
         A later step of that name begins another run; steps still running belong to this one.
         """
         try:
-            run = self._runs.pop((workflow_type, workflow_id), None)
+            run, workflow.run = workflow.run, None
             if run is not None and run.known:
                 self._put(self._rows.ended, (self._now_s(), run, how), always=True)
         except Exception as error:
@@ -244,10 +243,9 @@ class Recorder:
         )
 
     def debug_state(self) -> dict[str, int]:
-        """Sizes in memory: running `workflows`, `events` in the buffer, `bytes` there and in the queue, `running`
-        steps, and `late` steps, which have completed and may still get a state."""
+        """Sizes in memory: `events` in the buffer, `bytes` there and in the queue, `running` steps, and `late` steps,
+        which have completed and may still get a state."""
         return {
-            "workflows": len(self._runs),
             "events": len(self._events),
             "bytes": self._events.waiting_bytes,
             "running": len(self._rows.running),
@@ -259,26 +257,21 @@ class Recorder:
         self._put(self._rows.finish, (self._now_s(),), always=True)
         self._events.close()
         self._running.clear()
-        self._runs.clear()
         self.writer.close()
 
-    def _new_run(self, step: Step) -> RecordedWorkflow | None:
+    def _new_run(self, workflow: Workflow, step: Step) -> RecordedWorkflow | None:
         workflow_type, scoped = step.sent[0], step.workflow_id if isinstance(step.workflow_id, str) else ""
         workflow_id = unscoped(scoped)
         # The type is empty if the client sent none.
         if not is_name(workflow_id) or not (workflow_type == "" or is_name(workflow_type)):
             self._counts.add(RECORDER, "not recorded", NO_NAME)
             return None
-        if len(self._runs) >= _MAX_RUNS:
-            self._counts.add(RECORDER, "not recorded", "too many workflows")
-            return None
         if workflow_type not in self._types:
             if len(self._types) >= _MAX_TYPES:
                 self._counts.add(RECORDER, "not recorded", "too many workflow types")
                 return None
             self._types.add(workflow_type)
-        run = RecordedWorkflow(self._begun_runs, workflow_type, workflow_id, tenant_of(scoped) or None)
-        self._runs[workflow_type, scoped] = run
+        workflow.run = run = RecordedWorkflow(self._begun_runs, workflow_type, workflow_id, tenant_of(scoped) or None)
         self._begun_runs += 1
         return run
 

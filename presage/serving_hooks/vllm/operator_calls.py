@@ -24,7 +24,7 @@ from presage.serving_hooks.status import (
 )
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.hooks import Hooks
-from presage.serving_hooks.workflows import EndReason
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import scoped, tenant_of, unscoped, workflow_key
 
 logger = logging.getLogger(__name__)
@@ -191,8 +191,8 @@ class OperatorCalls(Hooks):
             "alive": running is not None,
             "modes": {policy: self._modes.of(policy, stats_key).word for policy in POLICIES},
             "forecasts": self._last_forecasts.of(workflow) if self._last_forecasts is not None else [],
-            "position": position(self.step_forecasts.sources.next_agents, workflow_type, workflow_id),
-            "returns": self._explain_return(workflow),
+            "position": position(self.step_forecasts.sources.next_agents, running) if running else None,
+            "returns": self._explain_return(running) if running else None,
             "growth": lengths_as_plain(running.forecasts.growth) if running and running.forecasts.growth else None,
             "in_engine": len(running.requests) if running else 0,
             "requests": self._explain_requests(list(islice(running.requests, MOST_SHOWN))) if running else [],
@@ -210,8 +210,7 @@ class OperatorCalls(Hooks):
             "waiting": len(self.engine_port.waiting_queues[0]),
             "recent forecasts": len(self._last_forecasts) if self._last_forecasts is not None else 0,
         }
-        entries |= getattr(self._returns, "debug_state", dict)()
-        for part in (self.workflow_table, self.step_forecasts, self._recording, *parts):
+        for part in (self.workflow_table, self.step_forecasts, *parts):
             entries |= part.debug_state() if part is not None else {}
         return entries
 
@@ -245,7 +244,7 @@ class OperatorCalls(Hooks):
             if of is not None
         ]
 
-    def _explain_return(self, workflow: str) -> dict[str, Any] | None:
+    def _explain_return(self, workflow: Workflow) -> dict[str, Any] | None:
         away = self._returns.away(workflow) if self._returns is not None else None
         if away is None:
             return None

@@ -26,7 +26,16 @@ from presage.serving_hooks.policies.next_use import READY, ReturnCurve, StepPace
 from presage.serving_hooks.policies.score import UNKNOWN, Lookahead, ScoreConfig, lookahead
 from presage.serving_hooks.vllm.engine import EngineRequest
 from presage.serving_hooks.vllm.step_texts import PROJECTED, PROMPT_READ, RequestTexts, TextOf
-from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowForecasts, WorkflowTable
+from presage.serving_hooks.workflows import (
+    CompletedForecast,
+    EndReason,
+    Hold,
+    PendingForecast,
+    RunningStep,
+    Workflow,
+    WorkflowForecasts,
+    WorkflowTable,
+)
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths, LiveReturn
@@ -141,9 +150,9 @@ class StepForecasts(Listener[EngineRequest]):
             self._pace.observe(step.stats_key, now - forecasts.arrived_at)
         forecasts.arrived_at = now
         if self._returns is not None:
-            self._returns_switch.attempt(self._returns.arrived, step, input_tokens, now)
+            self._returns_switch.attempt(self._returns.arrived, running.workflow, step, input_tokens, now)
         if self._contexts is not None and self._modes.of("admission", step.stats_key) is not Mode.OFF:
-            growth = self._contexts_switch.attempt(self._contexts.arrived, step, input_tokens)
+            growth = self._contexts_switch.attempt(self._contexts.arrived, running.workflow, step, input_tokens)
             self._grows(forecasts, growth)
             if growth is not None:
                 self._counts.add(FORECASTS, "context-growth", growth.source)
@@ -158,7 +167,7 @@ class StepForecasts(Listener[EngineRequest]):
             return ranking[0]
         given: dict[str, Any] = dict(self.texts.arrived(request)) if self._same_source else {}
         make = partial(self._remaining.remaining_tokens, **given)
-        lengths = self._remaining_switch.attempt(make, running.step, request.num_prompt_tokens)
+        lengths = self._remaining_switch.attempt(make, running.workflow, running.step, request.num_prompt_tokens)
         self._table.choices.ranked(running.request_id, lengths)
         return lengths
 
@@ -173,7 +182,7 @@ class StepForecasts(Listener[EngineRequest]):
             self._change(step.workflow, named, None)
             return
         given |= {"step": named.number, "input_tokens": request.num_prompt_tokens}
-        make = partial(source.on_prefill, named.workflow_type, named.workflow_id, named.agent, **given)
+        make = partial(source.on_prefill, step.workflow, named.agent, **given)
         forecasts.unanswered = forecasts.calling = None
         self._forecast(step, request.request_id, make)
         if self.state_source is not None:
@@ -188,7 +197,7 @@ class StepForecasts(Listener[EngineRequest]):
         running.awaits_state = None
         step, forecasts = running.step, running.workflow.forecasts
         forecast = self._next_agents_switch.attempt(
-            self.state_source[0].on_prefill_state, step.workflow_type, step.workflow_id, projected, made
+            self.state_source[0].on_prefill_state, running.workflow, projected, made
         )
         if not self._next_agents_switch.on:
             return
@@ -223,15 +232,16 @@ class StepForecasts(Listener[EngineRequest]):
         forecasts.curve, forecasts.since = None, self._clock()
         if self._returns is not None:
             now = self._clock()
-            made = self._returns_switch.attempt(self._returns.completed, step, output_tokens, finish_reason, now)
+            outcome = output_tokens, finish_reason, now
+            made = self._returns_switch.attempt(self._returns.completed, workflow, step, *outcome)
             self._returning(forecasts, made, now)
         if self._contexts is not None and completed:
-            growth = self._contexts_switch.attempt(self._contexts.completed, step, output_tokens)
+            growth = self._contexts_switch.attempt(self._contexts.completed, workflow, step, output_tokens)
             if growth is not None and growth.tokens:  # else that of a later step stays
                 self._grows(forecasts, growth)
         beside = forecasts.started != request_id  # another step has started since
         if completed and source is not None:
-            of = partial(source.on_completion, step.workflow_type, step.workflow_id, step=step.number)
+            of = partial(source.on_completion, workflow, step=step.number)
             make = partial(of, agent=step.agent, output_tokens=output_tokens)
         if completed and source is not None and beside:
             self._next_agents_switch.attempt(make)
@@ -240,9 +250,9 @@ class StepForecasts(Listener[EngineRequest]):
             self._forecast(running, request_id, partial(make, **state), ends=step.last)
             latest = forecasts.next_agents
             if self.texts.source is not None and latest is not None:
-                forecasts.unanswered = request_id, latest
+                forecasts.unanswered = CompletedForecast(request_id, latest)
             if self._tools_source is not None and self._tools_source.reads_tools and latest is not None:
-                forecasts.calling = request_id, latest
+                forecasts.calling = CompletedForecast(request_id, latest)
         elif not step.last:
             self._change(workflow, step, None)
 
@@ -255,7 +265,7 @@ class StepForecasts(Listener[EngineRequest]):
             self._tools_called(workflow, tools)
         if self._returns is None:
             return
-        made = self._returns_switch.attempt(self._returns.answered, step, finish_reason, tools)
+        made = self._returns_switch.attempt(self._returns.answered, workflow, step, finish_reason, tools)
         if made is not None:
             self._returning(workflow.forecasts, made, workflow.forecasts.since)
             self._change(workflow, step, None)
@@ -266,9 +276,9 @@ class StepForecasts(Listener[EngineRequest]):
         if self._tools_source is None or made is None or not self._next_agents_switch.on:
             return
         of = self._tools_source.on_tools_called
-        forecast = self._next_agents_switch.attempt(of, step.workflow_type, step.workflow_id, tools, made[1])
+        forecast = self._next_agents_switch.attempt(of, workflow, tools, made.forecast)
         if forecast is not None:
-            self._renew(workflow, made[0], forecast)
+            self._renew(workflow, made.request_id, forecast)
             self._change(workflow, step, None)
 
     def _renew(self, workflow: Workflow, request_id: str, forecast: LiveForecast) -> None:
@@ -278,10 +288,11 @@ class StepForecasts(Listener[EngineRequest]):
             self._last.add(workflow.step, forecast)
         forecasts = workflow.forecasts
         forecasts.next_agents = forecast
+        completed = CompletedForecast(request_id, forecast)
         if forecasts.unanswered is not None:
-            forecasts.unanswered = request_id, forecast
+            forecasts.unanswered = completed
         if forecasts.calling is not None:
-            forecasts.calling = request_id, forecast
+            forecasts.calling = completed
 
     def answer_text(self, workflow: Workflow | None, sent: object) -> None:
         """The features of the answer of a workflow's latest step, as they were sent; None: of an earlier step."""
@@ -296,19 +307,18 @@ class StepForecasts(Listener[EngineRequest]):
         source = self.texts.source
         if source is None or made is None or not self._next_agents_switch.on:
             return set()
-        step, (request_id, earlier) = workflow.step, made
-        names, attempt, used = (step.workflow_type, step.workflow_id), self._next_agents_switch.attempt, set()
+        attempt, used = self._next_agents_switch.attempt, set()
         read, projected = text.get(PROMPT_READ), text.get(PROJECTED)
-        if read is not None and attempt(source.on_answer_read, *names, read):
+        if read is not None and attempt(source.on_answer_read, workflow, read):
             used.add(PROMPT_READ)
         if projected is None:
             return used
-        forecast = attempt(source.on_completion_state, *names, projected, earlier)
+        forecast = attempt(source.on_completion_state, workflow, projected, made.forecast)
         if forecast is None:
             return used
-        self._renew(workflow, request_id, forecast)
+        self._renew(workflow, made.request_id, forecast)
         if not workflow.requests:  # else its next step has arrived, which the blocks are ranked by
-            self._change(workflow, step, None)
+            self._change(workflow, workflow.step, None)
         return used | {PROJECTED}
 
     def earlier(self, stats_key: str) -> tuple[float, float] | None:
@@ -330,14 +340,14 @@ class StepForecasts(Listener[EngineRequest]):
         """
         forecasts = workflow.forecasts
         if most_s is not None:
-            forecasts.hold = ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock()
+            forecasts.hold = Hold(ReturnCurve(_HOLD, [part * most_s for part in _HOLD]), self._clock())
         elif forecasts.hold is None:
             return
         else:
             forecasts.hold = None
         if self._table.get(workflow.key) is workflow:  # else it has ended
-            change = forecasts.pending[2] if forecasts.pending is not None else _ARRIVED if workflow.requests else None
-            self._change(workflow, workflow.step, change)
+            change = _ARRIVED if workflow.requests else None
+            self._change(workflow, workflow.step, change if forecasts.pending is None else forecasts.pending.rows)
 
     def flush(self) -> None:
         """Passes forecasts on if retention needs them; between two iterations, or while the model runs."""
@@ -352,7 +362,7 @@ class StepForecasts(Listener[EngineRequest]):
         for workflow in pending:
             passed, workflow.forecasts.pending = workflow.forecasts.pending, None
             if self.retention is not None and passed is not None:
-                self._pass_on(self.retention, workflow.forecasts, *passed)
+                self._pass_on(self.retention, workflow.forecasts, passed)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -364,15 +374,14 @@ class StepForecasts(Listener[EngineRequest]):
 
     def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
         """A workflow has ended."""
-        step = workflow.step
         workflow.forecasts.pending = None
         if self._returns is not None:
-            self._returns_switch.attempt(self._returns.ended, step.workflow, reason)
+            self._returns_switch.attempt(self._returns.ended, workflow, reason)
         if self._contexts is not None:
-            self._contexts_switch.attempt(self._contexts.ended, step, reason)
+            self._contexts_switch.attempt(self._contexts.ended, workflow, reason)
         if self._next_agents is not None:
             why = (reason,) if self._takes_reason else ()
-            self._next_agents_switch.attempt(self._next_agents.close, step.workflow_type, step.workflow_id, *why)
+            self._next_agents_switch.attempt(self._next_agents.close, workflow, *why)
 
     def _completion_state(self, request_id: str, prefill_missing: bool) -> dict[str, NDArray[np.float32]]:
         """The completion state, if there is one, as an argument of `on_completion`; counts missing states."""
@@ -420,7 +429,7 @@ class StepForecasts(Listener[EngineRequest]):
         """Retention receives this forecast when it needs it, unless another comes before."""
         if workflow.forecasts.pending is None:
             self._pending.append(workflow)
-        workflow.forecasts.pending = step, forecast, change
+        workflow.forecasts.pending = PendingForecast(step, forecast, change)
 
     def _returning(self, known: WorkflowForecasts, made: LiveReturn | None, since: float) -> None:
         """A forecast of the return time, if one was made."""
@@ -434,15 +443,8 @@ class StepForecasts(Listener[EngineRequest]):
         """A forecast of context growth, if one was made; without, an earlier one no longer holds."""
         known.growth = growth if growth is not None and growth.tokens else None
 
-    def _pass_on(
-        self,
-        retention: Retention,
-        known: WorkflowForecasts,
-        step: Step,
-        forecast: LiveForecast | None,
-        change: slice | None,
-    ) -> None:
-        lookahead = self._lookahead(known, step, forecast, change)
+    def _pass_on(self, retention: Retention, known: WorkflowForecasts, pending: PendingForecast) -> None:
+        step, lookahead = pending.step, self._lookahead(known, pending)
         curve, since = known.hold or (known.curve, known.since)
         step_s = self._pace.step_s(step.stats_key) or _FIRST_STEP_S
         if not self._eviction_acts_on(step) or (lookahead is UNKNOWN and self._returns is None):
@@ -455,13 +457,12 @@ class StepForecasts(Listener[EngineRequest]):
         # In shadow the block order receives all forecasts; when it acts, only those of types for which it is on.
         return self._modes.whole["eviction"] is not Mode.ON or self._modes.of("eviction", step.stats_key) is Mode.ON
 
-    def _lookahead(
-        self, known: WorkflowForecasts, step: Step, forecast: LiveForecast | None, change: slice | None
-    ) -> Lookahead:
+    def _lookahead(self, known: WorkflowForecasts, pending: PendingForecast) -> Lookahead:
+        step, forecast, rows = pending
         if forecast is None or not self._eviction_acts_on(step):
             return UNKNOWN
         try:
-            return lookahead(_rows(forecast, step.agent, change), forecast.agents, self._score)
+            return lookahead(_rows(forecast, step.agent, rows), forecast.agents, self._score)
         except Exception as error:
             self._next_agents_switch.off(error)
             known.next_agents = None

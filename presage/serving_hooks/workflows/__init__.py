@@ -12,12 +12,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from presage.serving_hooks.counts import METADATA_LEFT_OUT, EventCounts
 from presage.serving_hooks.workflows.choices import Choices
 from presage.serving_hooks.workflows.identity import Step, tenant_of
-from presage.serving_hooks.workflows.recorded import RecordedStep
+from presage.serving_hooks.workflows.recorded import RecordedStep, RecordedWorkflow
 
 if TYPE_CHECKING:
     from presage.continuation import PromptedWorkflow
@@ -50,6 +50,34 @@ class EndReason(StrEnum):
     """Its last step was aborted, or its trace was truncated."""
 
 
+class SourceState:
+    """What a source of forecasts goes on from in a running workflow."""
+
+    __slots__ = ()
+
+
+class Hold(NamedTuple):
+    """Admission holds a workflow: when the hold ends, and since when it lasts."""
+
+    ends: ReturnCurve
+    since: float
+
+
+class CompletedForecast(NamedTuple):
+    """The forecast made as a request completed."""
+
+    request_id: str
+    forecast: LiveForecast
+
+
+class PendingForecast(NamedTuple):
+    """What retention has not received yet: a step, its forecast, and the rows of it that still hold."""
+
+    step: Step
+    forecast: LiveForecast | None
+    rows: slice | None
+
+
 @dataclass(slots=True, eq=False)
 class WorkflowForecasts:
     """The latest forecasts for a workflow (`vllm/step_forecasts.py`); times are seconds of the engine's clock.
@@ -58,24 +86,24 @@ class WorkflowForecasts:
         next_agents: as its latest step began or completed; None if none was made, or it no longer holds.
         growth: tokens by which its context still grows; None without a forecast.
         curve: of its return time from `since`; None while a step is computed, or without a forecast.
-        hold: of the end of a hold by admission, and since when; None while it is not held.
+        hold: by admission; None while it is not held.
         arrived_at: when its latest step arrived.
         started: the request that has started last.
-        unanswered: request and forecast of the step that completed last, while features of its answer may come.
+        unanswered: of the step that completed last, while features of its answer may come.
         calling: likewise, while the tools that its answer calls may come.
-        pending: what retention has not received yet: a step, its forecast, and the rows of it that still hold.
+        pending: for retention; None once it has received it.
     """
 
     next_agents: LiveForecast | None = None
     growth: LiveLengths | None = None
     curve: ReturnCurve | None = None
     since: float = 0.0
-    hold: tuple[ReturnCurve, float] | None = None
+    hold: Hold | None = None
     arrived_at: float | None = None
     started: str | None = None
-    unanswered: tuple[str, LiveForecast] | None = None
-    calling: tuple[str, LiveForecast] | None = None
-    pending: tuple[Step, LiveForecast | None, slice | None] | None = None
+    unanswered: CompletedForecast | None = None
+    calling: CompletedForecast | None = None
+    pending: PendingForecast | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +155,7 @@ _NO_REQUESTS: Final[dict[str, RunningStep]] = {}
 
 @dataclass(slots=True, eq=False)
 class Workflow:
-    """A running workflow: everything that is known of it.
+    """A running workflow: everything that is known of it. Offline callers of forecasts make one of a step alone.
 
     Attributes:
         step: the latest to arrive.
@@ -139,15 +167,18 @@ class Workflow:
         deadline_at: when it has to have ended; infinity without a deadline.
         requests: its steps in the engine, by request id.
         forecasts: the latest for it.
+        forecast_state, context_state, return_state: what the sources of next agents, context growth and return times go
+            on from; None before its first forecast.
         account: what admission decides on; None where it is off.
+        run: where it is recorded; None if it is not, or no step has begun.
         recorded: the request by which the recorder knows its latest completed step, until the answer was parsed.
         emitted: of its lifecycle events; None where nobody gets them.
         prompted: what its prompts were, as identity is inferred from them; None for most named workflows.
     """
 
     step: Step
-    arrived_at: float
-    active_at: float
+    arrived_at: float = 0.0
+    active_at: float = 0.0
     steps: int = 0
     latest: int = -1
     left_by: tuple[str, str] | None = None
@@ -155,7 +186,11 @@ class Workflow:
     deadline_at: float = math.inf
     requests: dict[str, RunningStep] = field(default_factory=lambda: _NO_REQUESTS)
     forecasts: WorkflowForecasts = field(default_factory=WorkflowForecasts)
+    forecast_state: SourceState | None = None
+    context_state: SourceState | None = None
+    return_state: SourceState | None = None
     account: Account | None = None
+    run: RecordedWorkflow | None = None
     recorded: str | None = None
     emitted: EmittedEvents | None = None
     prompted: PromptedWorkflow | None = None

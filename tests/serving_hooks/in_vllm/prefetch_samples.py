@@ -11,7 +11,7 @@ from presage.features.moment import COMPLETION, Moment
 from presage.serving_hooks.forecasting.forecasts import Forecasts
 from presage.serving_hooks.vllm.config import PresageConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.live import LiveForecast, LiveReturn
 
 AGENTS = ("planner", "coder")
@@ -33,16 +33,16 @@ class Says:
     def __init__(self, chances: Mapping[str, tuple[float, ...]]) -> None:
         self.chances = dict(chances)
 
-    def on_prefill(self, workflow_type: str, workflow_id: str, agent: str, **more: Any) -> LiveForecast:
-        row = np.array([self.chances.get(workflow_id, (1.0, 0.0, 0.0))], np.float32)
+    def on_prefill(self, workflow: Workflow, agent: str, **more: Any) -> LiveForecast:
+        row = np.array([self.chances.get(workflow.step.workflow_id, (1.0, 0.0, 0.0))], np.float32)
         return LiveForecast("champion", 9, self.moment, row, AGENTS, 1)
 
     moment: Moment = COMPLETION
 
-    def on_completion(self, workflow_type: str, workflow_id: str, **more: Any) -> LiveForecast:
-        return self.on_prefill(workflow_type, workflow_id, "")
+    def on_completion(self, workflow: Workflow, **more: Any) -> LiveForecast:
+        return self.on_prefill(workflow, "")
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: Workflow) -> None:
         pass
 
 
@@ -55,13 +55,13 @@ class Returns:
     def arrived(self, *_: object) -> None:
         pass
 
-    def completed(self, step: Step, *_: object) -> LiveReturn:
+    def completed(self, *_: object) -> LiveReturn:
         return self.made
 
     def answered(self, *_: object) -> None:
         pass
 
-    def away(self, workflow: str) -> None:
+    def away(self, workflow: Workflow) -> None:
         pass
 
     def ended(self, *_: object) -> None:

@@ -21,7 +21,6 @@ KEEP = (
     "admission accounts",
     "workflows with blocks",
     "prefetch conversations",
-    "recorded workflows",
 )
 """Tables that hold something of a workflow between two of its steps."""
 

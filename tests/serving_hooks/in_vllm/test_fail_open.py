@@ -114,10 +114,10 @@ class Wrong:
 
     on_completion = on_prefill
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: object) -> None:
         pass
 
-    def remaining_tokens(self, step: object, input_tokens: int) -> Any:
+    def remaining_tokens(self, workflow: object, step: object, input_tokens: int) -> Any:
         return "many"
 
 

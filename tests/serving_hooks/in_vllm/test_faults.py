@@ -221,7 +221,7 @@ def test_workflows_that_are_never_ended_take_no_more_entries_than_the_setting_sa
     left = left_behind(engine.scheduler)
     blocks = left.pop("free blocks of workflows")
     assert blocks <= 64, "no more than the cache has"
-    assert left["workflows"] == left["forecaster"] == left["monitor"] == left["recorded workflows"] == 10
+    assert left["workflows"] == left["forecaster"] == left["monitor"] == 10
     assert left["admission accounts"] == 10
     assert max(left.values()) == 10, left
     engine.scheduler.shutdown()

@@ -29,6 +29,7 @@ from presage.serving_hooks.vllm.hidden_states import steps
 from presage.serving_hooks.vllm.hidden_states.connector import States, StatesConnector
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler, WorkflowScheduler
 from presage.serving_hooks.vllm.start import engine_check
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.forecasts import Noise
 
@@ -62,13 +63,13 @@ class Reads(Noise):
     def await_states(self) -> None:
         self.awaits = True
 
-    def on_prefill_state(self, workflow_type: str, workflow_id: str, projected: Any, of: LiveForecast) -> LiveForecast:
-        self.prefill.append((workflow_id, projected.tolist()))
+    def on_prefill_state(self, workflow: Workflow, projected: Any, of: LiveForecast) -> LiveForecast:
+        self.prefill.append((workflow.step.workflow_id, projected.tolist()))
         return self.on_prefill()
 
-    def on_completion(self, workflow_type: str, workflow_id: str, **told: Any) -> LiveForecast:
+    def on_completion(self, workflow: Workflow, **told: Any) -> LiveForecast:
         if "projected" in told:
-            self.completion.append((workflow_id, told["projected"].tolist()))
+            self.completion.append((workflow.step.workflow_id, told["projected"].tolist()))
         return self.on_prefill()
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from by_name import ForecastMonitor
 from crowds import Workflow, decide
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from presage.serving_hooks import counts
 from presage.serving_hooks.counts import CounterMetric, EventCounts
 from presage.serving_hooks.metrics import METRICS, MOST_TYPES, OTHER, Sample
-from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.policies.admission import Admission, Phase
 from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.status import EngineStatus, read_status

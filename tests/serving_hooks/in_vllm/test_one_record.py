@@ -21,12 +21,8 @@ TABLES = {
     "WorkflowColumns._rows": "rows of arrays over all workflows, for admission",
     "AccessIndex.running": "which blocks workflows use; policies know no engine",
     "ExpectedPrompts._due": "prefetch: workflows with a new forecast",
-    "Forecaster._workflows": "states of a predictor, which also serve without a table",
     "LastConversations._agents": "prefetch: prompts within a bound of memory",
     "LastConversations._kept": "the same, least recently used first",
-    "OutcomeTracker._courses": "monitoring: forecasts that wait for their outcome, also without a table",
-    "Recorder._runs": "runs in a recording, also of the gateway",
-    "ReturnTimeForecaster._courses": "states of a predictor, which also serve without a table",
 }
 
 

@@ -14,6 +14,7 @@ from own_engine import end
 from presage.datasets.read import read_traces
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.recorder.recorder import start
+from presage.serving_hooks.workflows import RunningStep, Workflow
 from presage.serving_hooks.workflows.identity import Step
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
@@ -35,8 +36,10 @@ def engine(folder: Path, messages: Connection, sleeps: bool) -> None:
     recorder = start(RecorderConfig(folder=str(folder)))
     if sleeps:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    workflow = Workflow(Step("t", "w", "a"))
     for number in range(3):
-        recorder.begun(f"r{number}", Step("t", "w", "a", number))
+        step = Step("t", "w", "a", number)
+        recorder.begun(RunningStep(f"r{number}", step, workflow))
         recorder.completed(f"r{number}", output_tokens=number, finish_reason="stop")
     messages.send("serves")
     while not told.is_set():

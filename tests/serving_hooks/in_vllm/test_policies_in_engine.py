@@ -17,6 +17,7 @@ from presage.serving_hooks.vllm.hooks import Hooks
 from presage.serving_hooks.vllm.operator_calls import OperatorCalls
 from presage.serving_hooks.vllm.prefetch.scheduler import Prefetching
 from presage.serving_hooks.vllm.scheduler import Policies, SyncWorkflowScheduler
+from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveForecast
 
@@ -37,18 +38,20 @@ class Known:
         self.returns, self.left = returns, left
         self.told: list[tuple[object, ...]] = []
 
-    def on_prefill(self, workflow_type: str, workflow_id: str, agent: str, **more: Any) -> LiveForecast:
+    def on_prefill(self, workflow: Workflow, agent: str, **more: Any) -> LiveForecast:
+        workflow_id = workflow.step.workflow_id
         self.told.append(("begins", workflow_id, agent, more["step"], more["input_tokens"]))
         return self._answer(workflow_id, PREFILL)
 
-    def on_completion(self, workflow_type: str, workflow_id: str, **more: Any) -> LiveForecast:
+    def on_completion(self, workflow: Workflow, **more: Any) -> LiveForecast:
+        workflow_id = workflow.step.workflow_id
         self.told.append(("completes", workflow_id, more["output_tokens"]))
         return self._answer(workflow_id, COMPLETION)
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
-        self.told.append(("closes", workflow_id))
+    def close(self, workflow: Workflow) -> None:
+        self.told.append(("closes", workflow.step.workflow_id))
 
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float | None:
+    def remaining_tokens(self, workflow: Workflow, step: Step, input_tokens: int) -> float | None:
         return self.left.get(step.workflow_id)
 
     def _answer(self, workflow_id: str, moment: Moment) -> LiveForecast:

@@ -13,6 +13,7 @@ from vllm_samples import TIER, Request, ask, build, everything_is_free
 from presage.serving_hooks.vllm.engine import EnginePort
 from presage.serving_hooks.vllm.prefetch.prefetcher import Pace, Prefetcher, Yield
 from presage.serving_hooks.vllm.prefetch.prompts import CachedConversation, Habits, LastConversations
+from presage.serving_hooks.workflows import Workflow
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
@@ -24,10 +25,10 @@ class Chances(Says):
         super().__init__({})
         self.draw = random.Random(seed)
 
-    def on_prefill(self, workflow_type: str, workflow_id: str, agent: str, **more: Any) -> Any:
+    def on_prefill(self, workflow: Workflow, agent: str, **more: Any) -> Any:
         chance = self.draw.random()
-        self.chances = {workflow_id: (chance, 1 - chance, 0.0)}
-        return super().on_prefill(workflow_type, workflow_id, agent)
+        self.chances = {workflow.step.workflow_id: (chance, 1 - chance, 0.0)}
+        return super().on_prefill(workflow, agent)
 
 
 class Watched(Idling):

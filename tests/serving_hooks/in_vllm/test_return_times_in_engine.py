@@ -79,7 +79,6 @@ def test_counts_learn_when_workflows_return_and_the_coverage_is_live(tmp_path: P
     assert (made["return-time", "back-off"], made["return-time", "none"]) == (4, 5)
     step(engine, "a", 9, workflow_end=True)
     assert engine.scheduler.explain("coding", "a")["returns"] is None
-    assert engine.scheduler.debug_state()["return-time states"] == 0
 
 
 def test_a_model_of_a_folder_forecasts_and_an_answer_renews_it(tmp_path: Path) -> None:

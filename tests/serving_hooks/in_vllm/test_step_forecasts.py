@@ -13,7 +13,7 @@ from presage.serving_hooks.modes import Modes
 from presage.serving_hooks.policies.next_use import ReturnCurve
 from presage.serving_hooks.policies.score import UNIT, UNKNOWN, Lookahead, ScoreConfig
 from presage.serving_hooks.vllm.step_forecasts import StepForecasts
-from presage.serving_hooks.workflows import EndReason, WorkflowTable
+from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import LiveForecast
@@ -33,7 +33,7 @@ class Source:
     def on_completion(self, *_: object, **__: object) -> LiveForecast:
         return LiveForecast("champion", 9, COMPLETION, AHEAD, AGENTS, 1)
 
-    def close(self, workflow_type: str, workflow_id: str) -> None:
+    def close(self, workflow: Workflow) -> None:
         pass
 
 
@@ -169,8 +169,8 @@ def test_the_last_step_completes_before_its_workflow_ends_and_how_it_ended_is_to
             told.append(("completed", sent["output_tokens"]))
             return super().on_completion()
 
-        def close(self, workflow_type: str, workflow_id: str, reason: EndReason = EndReason.FINISHED) -> None:
-            told.append((reason, workflow_id))
+        def close(self, workflow: Workflow, reason: EndReason = EndReason.FINISHED) -> None:
+            told.append((reason, workflow.step.workflow_id))
 
     class Now:
         now = 0.0
@@ -244,7 +244,7 @@ class Tapped(Source):
     def await_states(self) -> None:
         self.awaits = True
 
-    def on_prefill_state(self, workflow_type: str, workflow_id: str, projected: Any, of: Any) -> LiveForecast | None:
+    def on_prefill_state(self, workflow: Workflow, projected: Any, of: Any) -> LiveForecast | None:
         if projected[0] < 0:
             return None  # too late
         return LiveForecast("champion", 9, PREFILL, KNOWN, AGENTS, 1)
@@ -344,7 +344,7 @@ class Listens(Source):
         self.heard.append(told["output_tokens"])
         return super().on_completion()
 
-    def remaining_tokens(self, step: Step, input_tokens: int) -> float:
+    def remaining_tokens(self, workflow: Workflow, step: Step, input_tokens: int) -> float:
         return 5.0
 
 

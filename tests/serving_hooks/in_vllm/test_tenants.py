@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from by_name import ByName
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
@@ -236,7 +237,7 @@ def test_one_id_of_two_tenants_is_two_workflows_and_no_name_a_client_writes_is_a
 
 
 def test_what_one_tenant_shows_the_counts_they_do_not_tell_another() -> None:
-    source = Forecaster(None, back_off=OnlineCounts(BackoffConfig(min_evidence=2)))
+    source = ByName(Forecaster(None, back_off=OnlineCounts(BackoffConfig(min_evidence=2))))
 
     def run(tenant: str, number: int, agents: list[str]) -> str:
         name = scoped(tenant, f"r{number}")

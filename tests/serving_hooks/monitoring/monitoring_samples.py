@@ -1,4 +1,4 @@
-"""Sample forecasts, and sample workflows for an `OutcomeTracker`."""
+"""Sample forecasts, and sample workflows whose forecasts are judged."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from presage.features.moment import COMPLETION, PREFILL, Moment
-from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, OutcomeTracker, Tally
+from presage.serving_hooks.monitoring.outcomes import END, Followed, LengthTally, Tally, WorkflowOutcomes
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.live import NO_LENGTHS, NO_MODEL, NOTHING, LiveForecast, LiveLengths
 
@@ -31,12 +31,12 @@ def silent(moment: Moment = PREFILL) -> LiveForecast:
     return LiveForecast("none", 0, moment, NOTHING, (), None, NO_MODEL)
 
 
-def walk(tracker: OutcomeTracker, workflow_id: str, word: str, *, cut: bool = False, workflow_type: str = "t") -> None:
+def walk(outcomes: WorkflowOutcomes, word: str, *, cut: bool = False) -> Followed:
     """A workflow of one letter a step, without forecasts."""
     for step, agent in enumerate(word):
-        tracker.begun(workflow_type, workflow_id, agent, silent(), step)
-        tracker.completed(workflow_type, workflow_id, silent(COMPLETION), 10)
-    tracker.ended(workflow_type, workflow_id, EndReason.ABORTED if cut else EndReason.FINISHED)
+        outcomes.begun(agent, silent(), step)
+        outcomes.completed(silent(COMPLETION), 10)
+    return outcomes.ended(EndReason.ABORTED if cut else EndReason.FINISHED)
 
 
 def followed(

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from by_name import Forecaster, ForecastMonitor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitoring_samples import silent, sure_of
@@ -12,10 +13,8 @@ from tiny_model import Tiny
 from presage.datasets.store import read_store
 from presage.features.prefixes import prefixes_of
 from presage.predictors.next_agent.predictor import NextAgentPredictor
-from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.monitoring.drift import Drift, DriftConfig
 from presage.serving_hooks.monitoring.live_accuracy import LiveAccuracy
-from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.live import DRIFTED
@@ -73,6 +72,7 @@ def test_our_own_failure_is_counted_and_raises_nothing() -> None:
     assert monitor.errors == {"RuntimeError": 1}
 
 
+names = st.sampled_from(["t", "w", "", "x" * 500])
 odd: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "", None, 3, [], {}, b"x", float("nan"), "x" * 100_000])
 
 
@@ -80,16 +80,16 @@ odd: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "", None, 3, [], {
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("begun"), odd, odd, odd, st.sampled_from([silent(), sure_of("a"), None]), odd),
-            st.tuples(st.just("completed"), odd, odd, st.sampled_from([silent(), None]), odd),
-            st.tuples(st.just("ended"), odd, odd, st.sampled_from(EndReason)),
+            st.tuples(st.just("begun"), names, names, odd, st.sampled_from([silent(), sure_of("a"), None]), odd),
+            st.tuples(st.just("completed"), names, names, st.sampled_from([silent(), None]), odd),
+            st.tuples(st.just("ended"), names, names, st.sampled_from(EndReason)),
             st.tuples(st.just("falls_back"), odd, odd),
         ),
         max_size=40,
     )
 )
 def test_law_nothing_an_engine_tells_raises(events: list[tuple[Any, ...]]) -> None:
-    monitor = ForecastMonitor(max_workflows=3)
+    monitor = ForecastMonitor()
     for name, *arguments in events:
         getattr(monitor, name)(*arguments)
-    assert len(monitor.tracker) <= 3
+    assert monitor.following == len(monitor.outcomes)

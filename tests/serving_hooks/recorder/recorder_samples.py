@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from by_name import Recorder
 
 from presage.datasets.recording import RECORDED_FINISHED
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.recorder.rows import WallClock
 from presage.serving_hooks.workflows.live import LiveForecast, LiveLengths
 
@@ -33,6 +33,11 @@ class Named:
     def sent(self) -> tuple[str, str]:
         """Type and agent, folded by nothing."""
         return self.workflow_type, self.agent
+
+    @property
+    def workflow(self) -> str:
+        """The key of its record."""
+        return f"{self.workflow_type}\0{self.workflow_id}"
 
 
 class Hands:

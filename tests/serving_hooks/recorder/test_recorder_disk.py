@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from by_name import Recorder
 from recorder_samples import Hands, Named, counts, recorder, serve, vector
 
 from presage.datasets.adapters.recording import TORN, TORN_BYTES
@@ -25,7 +26,6 @@ from presage.datasets.ingest import ingest
 from presage.datasets.read import read_traces
 from presage.errors import TraceError
 from presage.serving_hooks.recorder.config import RecorderConfig
-from presage.serving_hooks.recorder.recorder import Recorder
 
 STARTS_WITHIN_S = 60.0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from by_name import Recorder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorder_samples import Hands, Named, recorder, serve, vector
@@ -24,7 +25,6 @@ from presage.datasets.store import read_store
 from presage.datasets.synthetic.workflows import generate
 from presage.errors import TraceError
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.recorder.recorder import Recorder
 from presage.serving_hooks.workflows.identity import scoped, workflow_key
 from presage.serving_hooks.workflows.metadata import read
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from monitoring_samples import forecast_of, silent, sure_of, walk
+from monitoring_samples import forecast_of, silent, sure_of
 
 from presage.datasets.synthetic.workflows import generate
 from presage.features.moment import COMPLETION, MOMENTS
@@ -19,23 +19,14 @@ from presage.serving_hooks.monitoring.outcomes import (
     END,
     TRANSITIONS_KEPT,
     Followed,
-    OutcomeTracker,
     Tally,
+    WorkflowOutcomes,
     model_of,
 )
 from presage.serving_hooks.monitoring.retrain_check import TraceForecasts, followed_of
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.live import LITTLE_SEEN, STATES_LEFT_OUT, LiveForecast
 from presage.training.metrics import measure
-
-
-class Kept:
-    """An `OutcomeTracker` that keeps its results."""
-
-    def __init__(self, horizon: int = 3, most: int = 100) -> None:
-        self.followed: list[Followed] = []
-        self.following = OutcomeTracker(self.followed.append, horizon, most)
-
 
 Judged = dict[tuple[str, int], tuple[int, int, float]]
 
@@ -58,15 +49,14 @@ def nats(*given: float) -> float:
 
 
 def test_every_horizon_is_judged_by_its_step_and_none_farther() -> None:
-    kept = Kept()
+    kept = WorkflowOutcomes("t")
     first = forecast_of([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1])
-    kept.following.begun("t", "w", "a", first, 0)
-    kept.following.completed("t", "w", forecast_of([0.0, 0.25, 0.75, 0.0], moment=COMPLETION), 5)
+    kept.begun("a", first, 0)
+    kept.completed(forecast_of([0.0, 0.25, 0.75, 0.0], moment=COMPLETION), 5)
     for step, agent in enumerate("bbca", 1):
-        kept.following.begun("t", "w", agent, silent(), step)
-        kept.following.completed("t", "w", silent(COMPLETION), 5)
-    kept.following.ended("t", "w")
-    (whole,) = kept.followed
+        kept.begun(agent, silent(), step)
+        kept.completed(silent(COMPLETION), 5)
+    whole = kept.ended()
     assert judged(whole) == {
         ("prefill", 1): (1, 1, nats(0.6)),
         ("prefill", 2): (1, 0, nats(0.2)),
@@ -76,88 +66,77 @@ def test_every_horizon_is_judged_by_its_step_and_none_farther() -> None:
 
 
 def test_the_end_is_an_outcome_and_nothing_is_asked_after_it() -> None:
-    kept = Kept()
+    kept = WorkflowOutcomes("t")
     rows = ([0.1, 0.6, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.1, 0.1, 0.1, 0.7])
-    kept.following.begun("t", "w", "a", forecast_of(*rows), 0)
-    kept.following.completed("t", "w", silent(COMPLETION), 5)
-    kept.following.begun("t", "w", "b", forecast_of(*rows), 1)
-    kept.following.completed("t", "w", silent(COMPLETION), 5)
-    kept.following.ended("t", "w")
-    kept.following.ended("t", "w")
-    (whole,) = kept.followed
+    kept.begun("a", forecast_of(*rows), 0)
+    kept.completed(silent(COMPLETION), 5)
+    kept.begun("b", forecast_of(*rows), 1)
+    kept.completed(silent(COMPLETION), 5)
+    whole = kept.ended()
     assert judged(whole) == {("prefill", 1): (2, 1, nats(0.6, 0.1)), ("prefill", 2): (1, 1, nats(0.4))}
     assert whole.ended
     assert whole.transitions == {(END, "a"): 1, ("a", "b"): 1, ("b", END): 1}
 
 
-@pytest.mark.parametrize("how", [EndReason.EXPIRED, EndReason.ABORTED, "within a step", "dropped"])
+@pytest.mark.parametrize("how", [EndReason.EXPIRED, EndReason.ABORTED, "within a step"])
 def test_of_a_workflow_that_did_not_end_the_end_and_the_tokens_left_are_unknown(how: str) -> None:
-    kept = Kept(most=1)
-    kept.following.begun("t", "w", "a", forecast_of([0.0, 0.0, 0.0, 1.0], tokens=(1.0, 2.0)), 0)
+    kept = WorkflowOutcomes("t")
+    kept.begun("a", forecast_of([0.0, 0.0, 0.0, 1.0], tokens=(1.0, 2.0)), 0)
     if how != "within a step":
-        kept.following.completed("t", "w", silent(COMPLETION), 5)
-    if how == "dropped":
-        kept.following.begun("t", "another", "a", silent(), 0)
-    else:
-        kept.following.ended("t", "w", EndReason(how) if how != "within a step" else EndReason.FINISHED)
-    (whole,) = kept.followed
+        kept.completed(silent(COMPLETION), 5)
+    whole = kept.ended(EndReason(how) if how != "within a step" else EndReason.FINISHED)
     assert (whole.ended, whole.next_agent, whole.lengths) == (False, {}, {})
     assert whole.transitions == {(END, "a"): 1}
 
 
 def test_an_agent_the_forecast_has_no_name_for_is_wrong() -> None:
-    kept = Kept()
-    kept.following.begun("t", "w", "a", sure_of("b"), 0)
-    kept.following.begun("t", "w", "stranger", silent(), 1)
-    kept.following.ended("t", "w")
-    positions, confidence, right, nats_of_known, known = kept.followed[0].next_agent["version 1"].sums.sum((1, 2, 3))
+    kept = WorkflowOutcomes("t")
+    kept.begun("a", sure_of("b"), 0)
+    kept.begun("stranger", silent(), 1)
+    positions, confidence, right, nats_of_known, known = kept.ended().next_agent["version 1"].sums.sum((1, 2, 3))
     assert (positions, confidence, right, nats_of_known, known) == (1, 1, 0, 0, 0)
 
 
 def test_tokens_left_are_judged_at_the_end_by_hand() -> None:
-    kept = Kept()
-    kept.following.begun("t", "w", "a", forecast_of([1, 0, 0, 0], tokens=(10.0, 15.0)), 0)
-    kept.following.completed("t", "w", silent(COMPLETION), 8)
-    kept.following.begun("t", "w", "b", forecast_of([1, 0, 0, 0], tokens=(3.0, 3.0)), 1)
-    kept.following.completed("t", "w", silent(COMPLETION), 4)
-    kept.following.ended("t", "w")  # 12 and 4 were left
-    (tally,) = kept.followed[0].lengths.values()
+    kept = WorkflowOutcomes("t")
+    kept.begun("a", forecast_of([1, 0, 0, 0], tokens=(10.0, 15.0)), 0)
+    kept.completed(silent(COMPLETION), 8)
+    kept.begun("b", forecast_of([1, 0, 0, 0], tokens=(3.0, 3.0)), 1)
+    kept.completed(silent(COMPLETION), 4)
+    (tally,) = kept.ended().lengths.values()  # 12 and 4 were left
     assert (tally.judged, tally.within.tolist()) == (2, [0, 1])
 
 
 def test_what_was_left_is_unknown_up_to_a_step_without_a_count_and_known_behind_it() -> None:
-    kept = Kept()
+    kept = WorkflowOutcomes("t")
     for number, tokens in enumerate([5, None, "many", 7]):
-        kept.following.begun("t", "w", "a", forecast_of([1, 0, 0, 0], tokens=(6.9, 7.0)), number)
-        kept.following.completed("t", "w", silent(COMPLETION), tokens)
-    kept.following.ended("t", "w")
-    (tally,) = kept.followed[0].lengths.values()
+        kept.begun("a", forecast_of([1, 0, 0, 0], tokens=(6.9, 7.0)), number)
+        kept.completed(silent(COMPLETION), tokens)
+    (tally,) = kept.ended().lengths.values()
     assert (tally.judged, tally.within.tolist()) == (1, [0, 1])
 
 
 def test_across_missed_steps_only_the_distance_is_known() -> None:
-    kept = Kept()
-    kept.following.begun("t", "w", "a", forecast_of([0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], tokens=(1.0, 2.0)), 0)
-    kept.following.completed("t", "w", silent(COMPLETION), 5)
-    kept.following.begun("t", "w", "c", silent(), 3)
-    kept.following.completed("t", "w", silent(COMPLETION), 5)
-    kept.following.ended("t", "w")
-    assert judged(kept.followed[0]) == {("prefill", 3): (1, 1, 0.0)}
-    assert not kept.followed[0].lengths, "what the missed steps produced is unknown"
-    assert kept.followed[0].transitions == {(END, "a"): 1, ("c", END): 1}
+    kept = WorkflowOutcomes("t")
+    kept.begun("a", forecast_of([0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], tokens=(1.0, 2.0)), 0)
+    kept.completed(silent(COMPLETION), 5)
+    kept.begun("c", silent(), 3)
+    kept.completed(silent(COMPLETION), 5)
+    whole = kept.ended()
+    assert judged(whole) == {("prefill", 3): (1, 1, 0.0)}
+    assert not whole.lengths, "what the missed steps produced is unknown"
+    assert whole.transitions == {(END, "a"): 1, ("c", END): 1}
 
 
 def test_a_step_told_again_changes_nothing() -> None:
-    once, again = Kept(), Kept()
+    once, again = WorkflowOutcomes("t"), WorkflowOutcomes("t")
     for kept, times in ((once, 1), (again, 3)):
         for step, agent in enumerate("abca"):
             for _ in range(times):
-                kept.following.begun("t", "w", agent, sure_of("b", "c", "a"), step)
+                kept.begun(agent, sure_of("b", "c", "a"), step)
             for _ in range(times):
-                kept.following.completed("t", "w", sure_of("c", moment=COMPLETION), 5)
-        for _ in range(times):
-            kept.following.ended("t", "w")
-    (first,), (second,) = once.followed, again.followed
+                kept.completed(sure_of("c", moment=COMPLETION), 5)
+    first, second = once.ended(), again.ended()
     assert first.transitions == second.transitions
     assert np.array_equal(first.next_agent["version 1"].sums, second.next_agent["version 1"].sums)
 
@@ -187,16 +166,13 @@ def test_the_figures_of_a_trace_are_those_of_evaluation() -> None:
 
 
 def test_a_workflow_that_never_ends_takes_bounded_memory() -> None:
-    kept = Kept()
+    kept = WorkflowOutcomes("t")
     for step in range(5000):
-        kept.following.begun("t", "w", f"agent {step}", sure_of("a", "b", "c"), step)
-        kept.following.completed("t", "w", sure_of("a", "b", "c", moment=COMPLETION), 5)
-    state = kept.following.debug_state()
-    assert state["workflows"] == 1
-    assert state["open forecasts"] <= 6
-    assert state["open lengths"] <= 64
-    kept.following.ended("t", "w")
-    assert len(kept.followed[0].transitions) == TRANSITIONS_KEPT
+        kept.begun(f"agent {step}", sure_of("a", "b", "c"), step)
+        kept.completed(sure_of("a", "b", "c", moment=COMPLETION), 5)
+    assert len(kept.open) <= 6
+    assert len(kept.open_lengths) <= 64
+    assert len(kept.ended().transitions) == TRANSITIONS_KEPT
 
 
 anything: st.SearchStrategy[Any] = st.sampled_from(["t", "w", "a", "b", "", "x" * 500, "\ud800"])
@@ -204,49 +180,18 @@ forecasts: st.SearchStrategy[LiveForecast] = st.sampled_from(
     [silent(), sure_of("a", "b", "c"), sure_of(END), forecast_of([0.2, 0.2, 0.2, 0.4], tokens=(1.0, 9.0), version=2)]
 )
 events = st.one_of(
-    st.tuples(
-        st.just("begun"), anything, anything, anything, forecasts, st.sampled_from([None, 0, 1, 2, 9, -1, 10**30, "x"])
-    ),
-    st.tuples(
-        st.just("completed"), anything, anything, forecasts, st.sampled_from([None, 0, 7, -1, float("nan"), "x"])
-    ),
-    st.tuples(st.just("ended"), anything, anything, st.sampled_from(EndReason)),
+    st.tuples(st.just("begun"), anything, forecasts, st.sampled_from([None, 0, 1, 2, 9, -1, 10**30, "x"])),
+    st.tuples(st.just("completed"), forecasts, st.sampled_from([None, 0, 7, -1, float("nan"), "x"])),
 )
 
 
 @given(calls=st.lists(events, max_size=60))
-def test_law_whatever_comes_nothing_is_judged_twice_and_little_is_kept(calls: list[tuple[Any, ...]]) -> None:
-    kept = Kept(most=3)
-    made = 0
+def test_law_whatever_comes_nothing_is_judged_twice(calls: list[tuple[Any, ...]]) -> None:
+    kept = WorkflowOutcomes("t")
     for name, *arguments in calls:
-        getattr(kept.following, name)(*arguments)
-        made += 3 * (name != "ended")
-        assert len(kept.following) <= 3
-    tallied = sum(of.sums[0].sum() for whole in kept.followed for of in whole.next_agent.values())
-    assert tallied <= made
-
-
-@given(words=st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5), order=st.randoms())
-def test_law_workflows_side_by_side_are_judged_as_one_after_the_other(words: list[str], order: Any) -> None:
-    alone, mixed = Kept(), Kept()
-    for number, word in enumerate(words):
-        walk(alone.following, str(number), word)
-    turns = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]
-    order.shuffle(turns)
-    at = [0] * len(words)
-    for number in turns:
-        word, step = words[number], at[number]
-        if step < len(word):
-            mixed.following.begun("t", str(number), word[step], silent(), step)
-            mixed.following.completed("t", str(number), silent(COMPLETION), 10)
-        else:
-            mixed.following.ended("t", str(number))
-        at[number] += 1
-
-    def results(kept: Kept) -> list[Any]:
-        return sorted(sorted(of.transitions.items()) for of in kept.followed)
-
-    assert results(alone) == results(mixed)
+        getattr(kept, name)(*arguments)
+    tallied = sum(of.sums[0].sum() for of in kept.ended().next_agent.values())
+    assert tallied <= 3 * len(calls)
 
 
 floats = st.floats(0, 1, width=32)
