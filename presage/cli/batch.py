@@ -17,9 +17,9 @@ import typer
 
 from presage.cli import options
 from presage.cli.options import Json
-from presage.cli.output import FAILED, Output
+from presage.cli.output import FAILED, Output, needing
 from presage.errors import ConfigurationError, OutputError
-from presage.wording import counted, install
+from presage.wording import counted
 
 if TYPE_CHECKING:
     from presage.batch.plan import Plan
@@ -74,12 +74,8 @@ def run(
     nothing twice. Rows that fail say why in the column error, and are tried again by the same command. The key in
     OPENAI_API_KEY, if there is one, is sent to the engines.
     """
-    try:
+    with needing("batch", "presage batch run"):
         from presage.batch.run import BatchRun, RunSettings
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "presage":
-            raise
-        raise ConfigurationError(f"presage batch run needs the extra batch: {install('batch')}") from None
     from presage.batch.answers import Answers
     from presage.batch.prefix_tree import field_tokens, tree_of
     from presage.batch.rows import RowFile
@@ -204,6 +200,7 @@ def write_plan(
     Prompts come from traces with texts, learnt with --set keep_stems=true. What traces do not show is a function marked
     EDIT: when a loop is over, which branch is taken, what fills the gaps of a prompt. The file loads as it is.
     """
+    from presage.atomic_file import write_file
     from presage.batch.from_profile import plan_file
     from presage.cli.profile import chosen_types, load_profile
 
@@ -218,12 +215,7 @@ def write_plan(
         raise ConfigurationError(f"{which} has the workflow types {', '.join(types)}; name one with --type")
     ((name, profile),) = types.items()
     written = plan_file(name, profile, predictor.templates.get(name), prompts=prompts)
-    try:
-        fresh = to.with_name(f"{to.name}.part")
-        fresh.write_text(written, encoding="utf-8")
-        fresh.replace(to)
-    except OSError as error:
-        raise OutputError(f"{to}: it cannot be written ({error}); give another file") from None
+    write_file(to, written.encode())
     edits = written.count("# EDIT")
     lines = [
         f"{to}: {name}, {profile.text}",

@@ -25,8 +25,8 @@ def calibrate_cost(
     as_json: options.Json = False,
 ) -> None:
     """Fit a cost model to step times and write it, with cache size and limits as an engine file (`presage replay`)."""
+    from presage.atomic_file import write_file
     from presage.replay.calibrate import calibrate, read_step_times
-    from presage.report.files import write_file
     from presage.serving_hooks.engine_file import checked, engine_text
 
     out = Output(as_json)

@@ -49,10 +49,10 @@ def router_profile(
     The router keeps histograms of its own while it serves; a profile gives it those of your traces from the beginning.
     Its bucket bounds must be those of the settings, so start the router with these settings.
     """
+    from presage.atomic_file import write_file
     from presage.gateway.exporters.router_costs import router_costs
     from presage.gateway.exporters.router_profile import profile_settings
     from presage.gateway.exporters.router_profile import router_profile as made_of
-    from presage.report.files import write_file
     from presage.serving_hooks.engine_file import read_engine
 
     out = Output(as_json)

@@ -9,12 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.cli.output import Output
+from presage.cli.output import Output, needing
 from presage.errors import ConfigurationError
 from presage.predictor_kinds import KINDS
-from presage.wording import install
-
-_EXTRA = f"presage gateway needs the extra gateway: {install('gateway')}"
 
 
 def gateway(
@@ -72,14 +69,10 @@ def gateway(
     with priorities and forecasts in the dialect of the server behind it, and can record traces. If a part fails, the
     request is forwarded as it came.
     """
-    try:
+    with needing("gateway", "presage gateway"):
         from presage.gateway.check import as_toml, check_settings
         from presage.gateway.config import gateway_config, read_gateway_given
         from presage.gateway.serve import listening_socket, serve, simulated
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "presage":
-            raise
-        raise ConfigurationError(f"{_EXTRA} ({error.name} is missing)") from None
     if [config is not None, bool(upstream), simulate].count(True) != 1:
         raise ConfigurationError(
             "give one of --config FILE, --upstream URL (the address of a server) and --simulate (no server)"
@@ -140,15 +133,9 @@ def _hosts(ext_proc: str | None, planner: str | None) -> list[Any]:
             raise ConfigurationError(f"{option} is {error}") from None
     if ext_proc is None and planner is None:
         return []
-    try:
+    with needing("grpc", "presage gateway with --ext-proc or --dynamo-planner"):
         from presage.gateway.hosts import dynamo_planner
         from presage.gateway.hosts import ext_proc as envoy
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "presage":
-            raise
-        raise ConfigurationError(
-            f"--ext-proc and --dynamo-planner need an extra: {install('grpc')} ({error.name} is missing)"
-        ) from None
     hosts: list[Any] = []
     if ext_proc is not None:
         hosts.append(lambda front: envoy.serving(front, ext_proc))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from presage.errors import AliasMovedError, OutputError, PresageError
+from presage.errors import AliasMovedError, ConfigurationError, OutputError, PresageError
 from presage.progress import Progress, note, progress_lines
 from presage.wording import install
 
@@ -121,6 +121,19 @@ def _bar() -> Iterator[Progress]:
             progress.update(task, description=doing, total=None if share is None else 1.0, completed=share or 0.0)
 
         yield report
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Context of imports that `what` needs: a library that is not there raises ConfigurationError, naming the extra."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "presage":
+            raise
+        raise ConfigurationError(
+            f"{what} needs the extra {extra}: {install(extra)} ({error.name} is missing)"
+        ) from None
 
 
 class Boundary(TyperGroup):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,22 @@ from presage.cli.output import Output, report_lines
 from presage.errors import ConfigurationError
 from presage.progress import Progress
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from presage.training.next_agent.study import Recipe
+
 app = typer.Typer(no_args_is_help=True, help="Study your traces: more of them, or a change of the application.")
 
 _QUICK = 100
+
+_Baselines = Annotated[
+    str, typer.Option(help="Baselines to train as well: names or sets, as for train-predictor.", metavar="NAMES")
+]
+_States = Annotated[
+    options.States,
+    typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces."),
+]
 
 
 @app.command(
@@ -35,14 +48,9 @@ def learning_curve(
     ] = None,
     draws: Annotated[int, typer.Option(help="How often a small training set is drawn.", min=1)] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Up to 100 workflows, one draw: a first look.")] = False,
-    baselines: Annotated[
-        str, typer.Option(help="Baselines to train as well: names or sets, as for train-predictor.", metavar="NAMES")
-    ] = "markov-3,boosted-trees,published-graphsage",
+    baselines: _Baselines = "markov-3,boosted-trees,published-graphsage",
     horizon: options.Horizon = 3,
-    states: Annotated[
-        options.States,
-        typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces."),
-    ] = "auto",
+    states: _States = "auto",
     settings: options.Settings = None,
     seed: options.Seed = 0,
     report_folder: options.ReportFolder = None,
@@ -51,20 +59,16 @@ def learning_curve(
     as_json: options.Json = False,
 ) -> None:
     """Accuracy against the number of training workflows, beside baselines: would more traces help?"""
-    from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.baselines import choose
-    from presage.training.configuration import read_configuration
-    from presage.training.next_agent.study import LARGEST, Recipe, study_learning_curve
-    from presage.training.next_agent.train import LIMITS
+    from presage.training.next_agent.study import LARGEST, study_learning_curve
 
-    counts, wanted = _sizes(sizes), choose(baselines)
-    configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
+    counts, wanted, recipe = _sizes(sizes), choose(baselines), _recipe(settings, horizon, seed, states)
 
-    def studied(out: Output, report: Progress) -> dict[str, Any]:
+    def studied(data: pa.Table, test_data: pa.Table | None, report: Progress) -> dict[str, Any]:
         return study_learning_curve(
-            options.read(traces, skip_bad, out, report),
-            options.read(test, skip_bad, out, report) if test else None,
-            Recipe(configuration, horizon, seed, states),
+            data,
+            test_data,
+            recipe,
             sizes=counts,
             largest=_QUICK if quick else LARGEST,
             draws=1 if quick else draws,
@@ -72,7 +76,7 @@ def learning_curve(
             share=report,
         )
 
-    _shown(studied, report_folder, force, as_json)
+    _study(studied, traces, test, skip_bad, report_folder, force, as_json)
 
 
 @app.command(
@@ -84,14 +88,9 @@ def learning_curve(
 def change(
     traces: options.Traces,
     test: options.Test = None,
-    baselines: Annotated[
-        str, typer.Option(help="Baselines to train as well: names or sets, as for train-predictor.", metavar="NAMES")
-    ] = "markov-3,boosted-trees",
+    baselines: _Baselines = "markov-3,boosted-trees",
     horizon: options.Horizon = 3,
-    states: Annotated[
-        options.States,
-        typer.Option(help="Semantic states: captured, text, none, or auto: the first of these in the traces."),
-    ] = "auto",
+    states: _States = "auto",
     settings: options.Settings = None,
     seed: options.Seed = 0,
     report_folder: options.ReportFolder = None,
@@ -100,32 +99,36 @@ def change(
     as_json: options.Json = False,
 ) -> None:
     """Accuracy after a release that renames, rewords, splits or adds agents, or renames or merges workflow types."""
-    from presage.predictors.next_agent.parts import NextAgentConfig
     from presage.training.baselines import choose
-    from presage.training.configuration import read_configuration
     from presage.training.next_agent.change import study_change
+
+    wanted, recipe = choose(baselines), _recipe(settings, horizon, seed, states)
+
+    def studied(data: pa.Table, test_data: pa.Table | None, report: Progress) -> dict[str, Any]:
+        return study_change(data, test_data, recipe, baselines=wanted, share=report)
+
+    _study(studied, traces, test, skip_bad, report_folder, force, as_json)
+
+
+def _recipe(settings: list[str] | None, horizon: int, seed: int, states: options.States) -> Recipe:
+    from presage.predictors.next_agent.parts import NextAgentConfig
+    from presage.training.configuration import read_configuration
     from presage.training.next_agent.study import Recipe
     from presage.training.next_agent.train import LIMITS
 
-    wanted = choose(baselines)
-    configuration = read_configuration(NextAgentConfig, None, settings or (), LIMITS)
-
-    def studied(out: Output, report: Progress) -> dict[str, Any]:
-        return study_change(
-            options.read(traces, skip_bad, out, report),
-            options.read(test, skip_bad, out, report) if test else None,
-            Recipe(configuration, horizon, seed, states),
-            baselines=wanted,
-            share=report,
-        )
-
-    _shown(studied, report_folder, force, as_json)
+    return Recipe(read_configuration(NextAgentConfig, None, settings or (), LIMITS), horizon, seed, states)
 
 
-def _shown(
-    studied: Callable[[Output, Progress], dict[str, Any]], report_folder: Path | None, force: bool, as_json: bool
+def _study(
+    studied: Callable[[pa.Table, pa.Table | None, Progress], dict[str, Any]],
+    traces: list[Path],
+    test: list[Path] | None,
+    skip_bad: bool,
+    report_folder: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Runs a study, prints it and writes its report."""
+    """Reads the traces, runs a study, prints it and writes its report."""
     from presage.report.files import check_folder, write_metrics, write_report
     from presage.report.study import document
 
@@ -133,7 +136,9 @@ def _shown(
         check_folder(report_folder, "--report", force)
     out = Output(as_json)
     with out.working() as report:
-        figures = studied(out, report)
+        data = options.read(traces, skip_bad, out, report)
+        test_data = options.read(test, skip_bad, out, report) if test else None
+        figures = studied(data, test_data, report)
         if report_folder is not None:
             report("writing the report", None)
             write_metrics(report_folder, figures)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.cli.output import Output
+from presage.cli.output import Output, needing
 from presage.errors import ConfigurationError, EngineError
-from presage.wording import counted, install
+from presage.wording import counted
 
 app = typer.Typer(help="Tools of workflows: sandboxes, containers and whatever takes time to prepare.")
 
@@ -30,14 +30,10 @@ def serve(
 
     Tools outlive the service: after a restart those in use are used further, and all others are removed.
     """
-    try:
+    with needing("tools", "presage tools"):
         from presage.gateway.check import as_toml
         from presage.tool_service.app import serve as serve_tools
         from presage.tool_service.config import check_named, read_config
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "presage":
-            raise
-        raise ConfigurationError(f"presage tools needs the extra tools: {install('tools')}") from None
     made = read_config(config)
     if as_json and not check:
         raise ConfigurationError("--json is for --check")

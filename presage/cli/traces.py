@@ -204,8 +204,8 @@ def describe(
         report("describing", None)
         data = {**describe_table(traces.table), "notices": dict(traces.notices)}
         if page is not None:
+            from presage.atomic_file import write_file
             from presage.report.files import page as rendered
-            from presage.report.files import write_file
             from presage.report.traces import document
 
             write_file(page, rendered(document(data)).encode())

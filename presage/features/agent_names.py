@@ -26,8 +26,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from presage.atomic_file import write_file
 from presage.datasets.schema.names import MAX_NAME
-from presage.errors import ArtefactError, InputError, OutputError
+from presage.errors import ArtefactError, InputError
 from presage.features.agent_fingerprint import Fingerprint, Pieces, masked_prompt
 from presage.features.vocabulary import Vocabulary, codes
 from presage.wording import nearest
@@ -248,13 +249,7 @@ class AgentNames:
         Raises:
             OutputError: it cannot be written.
         """
-        fresh = path.with_name(f".{path.name}.new")
-        try:
-            fresh.write_bytes(self.as_json)
-            fresh.replace(path)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise OutputError(f"{path}: the names of agents cannot be written ({error.strerror})") from error
+        write_file(path, self.as_json)
 
     @classmethod
     def load(cls, path: Path) -> AgentNames:

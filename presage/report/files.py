@@ -6,7 +6,6 @@ name and renamed, so a full disk leaves the earlier file.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 from xml.etree.ElementTree import tostring
 
+from presage.atomic_file import write_file
 from presage.errors import OutputError
 from presage.predictor_kinds import KINDS
 from presage.predictors.common.artefact import CONFIG_FILE
@@ -61,26 +61,6 @@ def check_folder(folder: Path, option: str, force: bool = True) -> None:
             f"{option} {folder}: holds {' and '.join(earlier)} of an earlier run: give --force to replace them, or "
             "choose another folder"
         )
-
-
-def write_file(path: Path, content: bytes) -> Path:
-    """Write a file atomically, and its folder if it does not exist; raises OutputError if it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # a full disk may show only here, and the rename must not come before the bytes
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise OutputError(
-            f"{path}: cannot be written ({error.strerror or error}); what was there before is untouched. "
-            "Free space or choose another folder."
-        ) from error
-    return path
 
 
 def document(metrics: Metrics) -> Document:

@@ -235,8 +235,9 @@ def test_names_that_no_table_could_hold_are_refused(tmp_path: Path) -> None:
 def test_a_missing_file_and_a_trace_without_system_prompts_say_so(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match="no readable file"):
         AgentNames.load(tmp_path / "names.json")
+    (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be written"):
-        AgentNames.learn(TRACE).save(tmp_path / "folder" / "names.json")
+        AgentNames.learn(TRACE).save(tmp_path / "file" / "names.json")
     with pytest.raises(InputError, match="no column system_prompt"):
         AgentNames.learn(pa.table({"agent": ["a"]}))
     with pytest.raises(InputError, match="no step of the trace"):

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,12 +21,13 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 
+from presage.atomic_file import write_file
 from presage.datasets.adapters import is_trace
 from presage.datasets.adapters.files.text import JSON_SUFFIXES, CsvRows, Documents, Place, files_of
 from presage.datasets.outcomes import Outcomes, normalise
 from presage.datasets.schema import misspelt, require_columns
 from presage.datasets.store.parts import first_line, is_store, open_parquet, row_batches
-from presage.errors import OutputError, TraceError
+from presage.errors import TraceError
 
 
 @dataclass(frozen=True)
@@ -287,20 +285,8 @@ def _wrong_type(value: Any, column: str, wanted: str) -> _BadRowError:
 def write_outcomes(outcomes: Outcomes, path: Path) -> int:
     """Write a `.jsonl` file atomically, in place of an existing one; returns its rows. Raises OutputError."""
     rows = np.argwhere(~np.isnan(outcomes.correct)).tolist()
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("x", encoding="utf-8") as file:
-            for prompt, model in rows:
-                file.write(json.dumps(_row(outcomes, prompt, model), ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror}); choose another file") from error
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+    lines = [json.dumps(_row(outcomes, prompt, model), ensure_ascii=False) + "\n" for prompt, model in rows]
+    write_file(path, "".join(lines).encode())
     return len(rows)
 
 
