@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -25,20 +26,30 @@ _SEED: Final = 0
 """Seed of the gates' bootstrap: the same traces give the same verdict."""
 
 
+@dataclass(frozen=True)
+class Contest:
+    """What the last gate judges.
+
+    Attributes:
+        candidate, champion: the version to promote, and the holder of the alias or None.
+        table: traces that neither was trained on.
+        note: prints a note for people.
+    """
+
+    candidate: Loaded
+    champion: Loaded | None
+    table: pa.Table
+    note: Callable[[str], None]
+    report: Progress
+
+
 class LastGate(Protocol):
     """Judges both versions by more than their figures (`replay/promotion_gate.py`)."""
 
     def check(self, kind: Kind, name: str) -> None:
         """Raise ConfigurationError unless it can judge this kind of predictor."""
 
-    def judge(
-        self,
-        candidate: Loaded,
-        champion: Loaded | None,
-        table: pa.Table,
-        note: Callable[[str], None],
-        report: Progress,
-    ) -> tuple[tuple[Gate, ...], dict[str, Any]]:
+    def judge(self, judged: Contest) -> tuple[tuple[Gate, ...], dict[str, Any]]:
         """The gates, and their figures."""
 
     def keep(self, registry: Registry, name: str, version: int, found: Mapping[str, Any]) -> None:
@@ -118,7 +129,7 @@ def judge_version(
         gates += warning_gates(trace_warnings(judged_on))
     replayed = None
     if last is not None:
-        further, replayed = last.judge(candidate, champion, judged_on, note, report)
+        further, replayed = last.judge(Contest(candidate, champion, judged_on, note, report))
         gates += further
         if not dry_run:
             last.keep(registry, name, version, replayed)

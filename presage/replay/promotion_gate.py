@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from presage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from presage.kinds.loaded import Loaded
+    from presage.kinds.promotion import Contest
     from presage.predictor_kinds import Kind
-    from presage.progress import Progress
     from presage.registry.connect import Registry
     from presage.registry.gates import Gate
     from presage.replay.runs import Done, Setting
@@ -91,21 +89,11 @@ class ReplayGate:
                 "promote it without --replay"
             )
 
-    def judge(
-        self,
-        candidate: Loaded,
-        champion: Loaded | None,
-        table: pa.Table,
-        note: Callable[[str], None],
-        report: Progress,
-    ) -> tuple[tuple[Gate, ...], dict[str, Any]]:
+    def judge(self, judged: Contest) -> tuple[tuple[Gate, ...], dict[str, Any]]:
         """The gates, and their figures in the format of `presage replay`.
 
-        Args:
-            candidate: the version to promote.
-            champion: the current holder of the alias, or None.
-            table: traces that neither was trained on; raises TraceError if they cannot be replayed.
-            note: receives notes on workflows left out, and on replays in which the cache was never full.
+        Notes tell of workflows left out, and of replays in which the cache was never full. Raises TraceError if the
+        traces cannot be replayed.
         """
         from presage.registry.evidence import judge_replay
         from presage.replay.forecasts import COUNTS
@@ -113,7 +101,8 @@ class ReplayGate:
         from presage.replay.runs import Setting, contest, result
         from presage.replay.workload import check_fits, workload
 
-        held = workload(table, self._convention, self._pause_s)
+        candidate, champion, note = judged.candidate, judged.champion, judged.note
+        held = workload(judged.table, self._convention, self._pause_s)
         for engine in {self._engine, *(member.engine for member in self._fleet)}:
             check_fits(held.jobs, engine)
         if held.left_out:
@@ -134,7 +123,7 @@ class ReplayGate:
             folder = str(contender.folder)
             agents, lengths = (COUNTS, folder) if self._fleet else (folder, None)
             contenders[name] = replace(setting, forecasts=agents, lengths=lengths), policy
-        done = contest(contenders, range(self._seeds), self._processes, report)
+        done = contest(contenders, range(self._seeds), self._processes, judged.report)
         runs = {name: [run for run in done if run.policy == name] for name in contenders}
         figures = [[run.figures for run in same_policy] for same_policy in runs.values()]
         if all(by_seed == figures[0] for by_seed in figures):
