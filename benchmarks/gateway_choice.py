@@ -41,6 +41,8 @@ from presage.predictors.router.predictor import RouterConfig, RouterPredictor
 from presage.predictors.router.transformer import TransformerScorer
 from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import WORTH
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.identity import Step
 from presage.testing.models import MODELS, planted, save_encoder
 
 SAME_BATCH_S = 0.0005
@@ -177,6 +179,7 @@ async def compared(router: RouterPredictor, folder: Path, upstreams: int, choice
     ]
     for name, source, characters, at_once in cases:
         chooser = ModelChooser(monitor, source)
+        workflows = [Workflow(Step("application", f"run-{number}", "agent")) for number in range(1000)]
         requests = [
             ApiRequest("chat", {"messages": [{"role": "user", "content": prompt}]})
             for prompt in prompts_of(characters, 200)
@@ -184,8 +187,8 @@ async def compared(router: RouterPredictor, folder: Path, upstreams: int, choice
         for request in requests:
             _ = request.texts  # read before, for the identity of the workflow
         found[name] = await measured(
-            lambda number, chooser=chooser, requests=requests: chooser.choose(
-                requests[number % len(requests)], pool, f"{number % 1000}"
+            lambda number, chooser=chooser, requests=requests, workflows=workflows: chooser.choose(
+                requests[number % len(requests)], pool, workflows[number % 1000]
             ),
             choices,
             at_once,

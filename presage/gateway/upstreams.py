@@ -60,7 +60,7 @@ class Upstreams:
         self.pools = {pool.name: pool.pool() for pool in config.pools}
         self._config, self._decisions, self._metrics, self._clock = config, decisions, metrics, clock
         self._client = RouterClient(clock)
-        self._chooser = ModelChooser(self.monitor, self._client, config.forecasts.max_workflows)
+        self._chooser = ModelChooser(self.monitor, self._client)
         self._router: RouterVersions | None = None
         self._fleets: dict[str, tuple[Placements, list[Upstream]]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -199,7 +199,7 @@ class Upstreams:
         chosen = await self._chooser.choose(
             decision.request,
             pool,
-            step.workflow,
+            self._decisions.table.get(step.workflow),
             prompt_tokens=decision.prompt_tokens,
             predicted_tokens=None
             if annotation is None or annotation.output_tokens is None
@@ -235,7 +235,6 @@ class Upstreams:
         return made
 
     def _ended(self, workflow: Workflow, _: EndReason) -> None:
-        self._chooser.ended(workflow.step.workflow)
         self._demand_switch.attempt(self._demand.ended, workflow.step.workflow)
         for placements, _among in self._fleets.values():
             placements.ended(workflow.step.workflow)

@@ -53,6 +53,8 @@ from presage.registry.package import register
 from presage.serving_hooks.forecasting.reload import ProcessEnded, RegistryClient
 from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.policies.routing.chimera import CONFIDENT, FASTEST, WORTH
+from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows.identity import Step
 from presage.testing.models import MODELS, planted, save_encoder
 
 SLOW = FleetUpstream("slow", "http://slow", ("large",))
@@ -104,7 +106,7 @@ def chosen(
     router: Any, pool: Pool = POOL, monitor: FleetMonitor | None = None, request: ApiRequest | None = None
 ) -> ChosenModel:
     chooser = ModelChooser(monitor or monitored(), router)
-    found = asyncio.run(chooser.choose(request or asked(), pool, "", prompt_tokens=0, predicted_tokens=100))
+    found = asyncio.run(chooser.choose(request or asked(), pool, None, prompt_tokens=0, predicted_tokens=100))
     assert found.reason in REASONS
     assert chooser.counts == {(pool.name, found.model, found.reason): 1}
     return found
@@ -207,11 +209,11 @@ def test_an_error_of_ours_is_the_default() -> None:
 def in_turn(pool: Pool, *turns: tuple[float, float, float]) -> list[tuple[str, str]]:
     """Models and reasons for one workflow with (prompt tokens, probability of small, of large)."""
     router = Told()
-    chooser = ModelChooser(monitored(), router)
+    chooser, workflow = ModelChooser(monitored(), router), Workflow(Step("t", "w", "a"))
 
     async def turn(tokens: float, small: float, large: float) -> tuple[str, str]:
         router.answer = RouterAnswer({"small": small, "large": large}, far=False)
-        found = await chooser.choose(asked(), pool, "w", prompt_tokens=tokens, predicted_tokens=100)
+        found = await chooser.choose(asked(), pool, workflow, prompt_tokens=tokens, predicted_tokens=100)
         return found.model, found.reason
 
     async def run() -> list[tuple[str, str]]:
@@ -233,19 +235,17 @@ def test_with_a_slack_another_model_needs_the_margin_over_the_workflows() -> Non
     assert turns == [("large", CONFIDENT), ("large", STAYS), ("small", FASTEST), ("small", FASTEST)]
 
 
-def test_without_evidence_a_workflow_stays_where_it_is_until_it_ends() -> None:
+def test_without_evidence_a_workflow_stays_where_it_is() -> None:
     router = Told(small=0.1, large=0.9)
-    chooser = ModelChooser(monitored(), router)
+    chooser, workflow = ModelChooser(monitored(), router), Workflow(Step("t", "w", "a"))
 
     async def run() -> list[str]:
-        found = [(await chooser.choose(asked(), POOL, "w")).model]
+        found = [(await chooser.choose(asked(), POOL, workflow)).model]
         router.answer = "late"
-        found.append((await chooser.choose(asked(), POOL, "w")).model)
-        found.append((await chooser.choose(asked(), POOL, "")).model)
-        chooser.ended("w")
-        return [*found, (await chooser.choose(asked(), POOL, "w")).model]
+        found.append((await chooser.choose(asked(), POOL, workflow)).model)
+        return [*found, (await chooser.choose(asked(), POOL, None)).model]
 
-    assert asyncio.run(run()) == ["large", "large", "small", "small"]
+    assert asyncio.run(run()) == ["large", "large", "small"]
 
 
 @given(
@@ -260,25 +260,13 @@ def test_any_answer_gives_a_model_of_the_pool_and_a_known_reason(
 ) -> None:
     pool = Pool("p", ("small", "large"), "large", rule=rule, price=limit, slack=limit)
     chooser = ModelChooser(FleetMonitor((FAST, SLOW), Hand()), Told(RouterAnswer(probabilities, far)))
+    workflow = Workflow(Step("t", "w", "a"))
     for _ in range(2):
-        found = asyncio.run(chooser.choose(asked(), pool, "w", prompt_tokens=tokens, predicted_tokens=tokens))
+        found = asyncio.run(chooser.choose(asked(), pool, workflow, prompt_tokens=tokens, predicted_tokens=tokens))
         assert found.model in pool.models
         assert found.reason in REASONS
         if far or not {"small", "large"} <= probabilities.keys():
             assert found.model == "large"
-
-
-def test_workflows_that_never_end_do_not_fill_the_memory() -> None:
-    router = Told(small=0.1, large=0.9)
-    chooser = ModelChooser(monitored(), router, most_workflows=2)
-
-    async def run() -> str:
-        for workflow in ("first", "second", "third"):
-            await chooser.choose(asked(), POOL, workflow)
-        router.answer = "late"
-        return (await chooser.choose(asked(), POOL, "first")).model
-
-    assert asyncio.run(run()) == "small"
 
 
 @pytest.mark.parametrize(
@@ -394,7 +382,7 @@ def test_a_transformer_in_time_is_not_replaced() -> None:
 def test_a_choice_by_the_linear_head_says_so() -> None:
     answer = RouterAnswer({"small": 0.1, "large": 0.9}, far=False, fallback=True)
     chooser = ModelChooser(monitored(), Told(answer))
-    found = asyncio.run(chooser.choose(asked("p"), Pool("p", ("small", "large"), "small", price=0.0), ""))
+    found = asyncio.run(chooser.choose(asked("p"), Pool("p", ("small", "large"), "small", price=0.0), None))
     assert (found.model, found.fallback) == ("large", True)
 
 
@@ -480,18 +468,18 @@ def test_a_real_router_answers_in_its_process_as_it_would_here(router: RouterPre
         chooser = ModelChooser(monitored(), client)
         try:
             assert await client.load(str(folder), artefact_digest(folder)) == router.models
-            found = await asyncio.gather(*(chooser.choose(asked(prompt), pool, "") for prompt in prompts))
+            found = await asyncio.gather(*(chooser.choose(asked(prompt), pool, None) for prompt in prompts))
             for prompt, one in zip(prompts, found, strict=True):
                 known = router.forecast(prompt).probabilities
                 assert one.probabilities == {model: known[model] for model in pool.models}
                 assert one.model == max(pool.models, key=lambda model: known[model])
                 assert one.reason == WORTH
-            assert (await chooser.choose(asked("zzyzx qwrtp grmbl"), pool, "")).reason == TOO_FAR
+            assert (await chooser.choose(asked("zzyzx qwrtp grmbl"), pool, None)).reason == TOO_FAR
             assert client.process_id is not None
             os.kill(client.process_id, signal.SIGKILL)
-            assert (await chooser.choose(asked(prompts[0]), pool, "")).reason in (FAILED, NO_ROUTER)
+            assert (await chooser.choose(asked(prompts[0]), pool, None)).reason in (FAILED, NO_ROUTER)
             await until(lambda: client.starts == 2 and client.process_id is not None, client)
-            assert (await chooser.choose(asked(prompts[0]), pool, "")).reason == WORTH
+            assert (await chooser.choose(asked(prompts[0]), pool, None)).reason == WORTH
             with pytest.raises(ArtefactError, match="digest"):
                 await client.load(str(folder), "sha256:of another one")
         finally:

@@ -165,7 +165,7 @@ def test_the_known_beginning_of_the_next_prompt_is_sent_once_after_all_others(pr
             assert "vllm_xargs" not in prefill
         assert of.outcomes() == {"used": 2.0}
         assert of.counts("prefilled_tokens")["yes"] > 150
-        assert not any(of.front.ahead.debug_state()[name] for name in ("followed workflows", "prefills", "tasks"))  # type: ignore[union-attr]
+        assert not any(of.front.ahead.debug_state()[name] for name in ("followed workflows", "tasks"))  # type: ignore[union-attr]
 
 
 def test_requests_and_answers_are_those_of_a_gateway_without_it(profile: Path) -> None:

@@ -27,7 +27,6 @@ class DemandWatch:
         self._forecast = DemandForecast([str(slot) for slot in range(MOST_MODELS)], ahead_s, rate_s, min_evidence)
         self._clock = clock
         self._slots: dict[str, str] = {}
-        self._running: dict[str, set[str]] = {}
 
     def arrived(
         self, workflow: str, kind: str, agent: str, model: str, request: str, chances: Mapping[str, float], end: float
@@ -42,22 +41,19 @@ class DemandWatch:
             return
         slot = self._slots.setdefault(model, str(len(self._slots)))
         self._forecast.arrived(workflow, kind, agent, slot, request, self._clock())
-        self._running.setdefault(workflow, set()).add(request)
         self._forecast.expect(workflow, {**chances, END: end} if chances or end else {})
 
     def left(self, workflow: str, request: str) -> None:
         """A request was answered, or failed."""
-        running = self._running.get(workflow, set())
-        if request in running:
-            running.remove(request)
+        if request in (self._forecast.in_flight(workflow) or ()):
             self._forecast.answered(workflow, request, self._clock())
 
     def ended(self, workflow: str) -> None:
         """A workflow has ended; what is in flight of it counts as answered."""
-        if workflow in self._running:
-            for request in list(self._running[workflow]):
-                self.left(workflow, request)
-            del self._running[workflow]
+        in_flight = self._forecast.in_flight(workflow)
+        if in_flight is not None:
+            for request in list(in_flight):
+                self._forecast.answered(workflow, request, self._clock())
             self._forecast.ended(workflow, self._clock())
 
     def demands(self) -> list[ModelDemand]:
@@ -73,4 +69,4 @@ class DemandWatch:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        return {"demand_workflows": len(self._running), "demand_models": len(self._slots)}
+        return {"demand_workflows": len(self._forecast), "demand_models": len(self._slots)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
@@ -31,7 +31,7 @@ from presage.serving_hooks.policies.routing.chimera import (
     within_slack,
 )
 from presage.serving_hooks.policies.routing.fleet import FleetEngine
-from presage.serving_hooks.workflows import MOST_WORKFLOWS
+from presage.serving_hooks.workflows import PartState, Workflow
 
 AUTO: Final = "presage/auto"
 """The name under which clients ask for a pool, if only one is configured."""
@@ -139,7 +139,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Last:
+class LastPlace(PartState):
     """Where a workflow's last request went, and its prompt tokens."""
 
     place: _Place
@@ -153,16 +153,15 @@ class ModelChooser:
         counts: choices by pool, model and reason.
     """
 
-    def __init__(self, monitor: FleetMonitor, router: RouterSource, most_workflows: int = MOST_WORKFLOWS) -> None:
+    def __init__(self, monitor: FleetMonitor, router: RouterSource) -> None:
         self.counts: Counter[tuple[str, str, str]] = Counter()
-        self._monitor, self._router, self._most = monitor, router, most_workflows
-        self._last: OrderedDict[str, _Last] = OrderedDict()
+        self._monitor, self._router = monitor, router
 
     async def choose(
         self,
         request: ApiRequest,
         pool: Pool,
-        workflow_key: str,
+        workflow: Workflow | None,
         *,
         prompt_tokens: float | None = None,
         predicted_tokens: float | None = None,
@@ -170,7 +169,7 @@ class ModelChooser:
         """Chooses a model. Does not raise, and takes no longer than the router's deadline.
 
         Args:
-            workflow_key: of its workflow; "" for none.
+            workflow: its record; None for none.
             prompt_tokens: None takes a quarter of the characters.
             predicted_tokens: output tokens of this request; None takes the mean of all.
         """
@@ -181,25 +180,22 @@ class ModelChooser:
             answer: RouterAnswer | Skipped | None = None
             if len(pool.models) > 1 and (routed := routed_prompt(system, prompt)):
                 answer = await self._router.forecast(routed)
-            last = self._last.get(workflow_key)
+            last = workflow.last_place if workflow is not None else None
+            last = last if isinstance(last, LastPlace) else None
             chosen = self._chosen(pool, answer, last, prompt_tokens, predicted_tokens)
-            if workflow_key and chosen.upstream_hint is not None:
-                self._remember(workflow_key, _Last(_Place(chosen.model, chosen.upstream_hint), prompt_tokens))
+            if workflow is not None and chosen.upstream_hint is not None:
+                workflow.last_place = LastPlace(_Place(chosen.model, chosen.upstream_hint), prompt_tokens)
         except Exception as error:
             _log.error("no choice of a model in pool %s: %s", pool.name, type(error).__name__)
             chosen = ChosenModel(pool.default, None, ERROR)
         self.counts[pool.name, chosen.model, chosen.reason] += 1
         return chosen
 
-    def ended(self, workflow_key: str) -> None:
-        """A workflow has ended."""
-        self._last.pop(workflow_key, None)
-
     def _chosen(
         self,
         pool: Pool,
         answer: RouterAnswer | Skipped | None,
-        last: _Last | None,
+        last: LastPlace | None,
         prompt_tokens: float,
         predicted_tokens: float | None,
     ) -> ChosenModel:
@@ -242,7 +238,7 @@ class ModelChooser:
         return model, reason
 
     def _seconds(
-        self, pool: Pool, last: _Last | None, prompt_tokens: float, output_tokens: float
+        self, pool: Pool, last: LastPlace | None, prompt_tokens: float, output_tokens: float
     ) -> dict[_Place, float]:
         """Estimated seconds to the last token wherever the pool's models take requests."""
         self._monitor.refresh()
@@ -259,9 +255,3 @@ class ModelChooser:
 
     def _estimate_s(self, row: FleetEngine, uncached_tokens: float, output_tokens: float) -> float:
         return last_token_s(row, uncached_tokens + self._monitor.prefill_tokens(row.name), output_tokens)
-
-    def _remember(self, workflow_key: str, last: _Last) -> None:
-        self._last[workflow_key] = last
-        self._last.move_to_end(workflow_key)
-        if len(self._last) > self._most:
-            self._last.popitem(last=False)

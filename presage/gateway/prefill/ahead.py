@@ -37,7 +37,7 @@ from presage.gateway.upstreams import Upstreams
 from presage.predictors.profile.predictor import ProfilePredictor
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.modes import Mode, Switch
-from presage.serving_hooks.workflows import EndReason, Workflow
+from presage.serving_hooks.workflows import EndReason, PartState, Workflow
 from presage.serving_hooks.workflows.live import LiveForecast
 
 PATH: Final = "/v1/chat/completions"
@@ -63,7 +63,7 @@ Unplanned = Literal[
 
 
 @dataclass(slots=True, eq=False)
-class _Prefill:
+class _Prefill(PartState):
     """One prefill, sent or, in shadow, not.
 
     Attributes:
@@ -100,7 +100,6 @@ class PrefillAhead:
         self._forwarder, self._metrics, self._clock = forwarder, metrics, clock
         self._planner = PrefillPlanner(self._profile, settings.memory_mb * 2**20)
         self._budgets = PrefillBudgets(partial(PrefillBudget, settings.most_wasted, settings.window, settings.pause_s))
-        self._open: dict[str, _Prefill] = {}
         self._judged: dict[str, tuple[_Prefill, PrefillOutcome]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: Counter[str] = Counter()
@@ -133,7 +132,7 @@ class PrefillAhead:
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
-        tables = {"prefills": len(self._open), "prefills judged": len(self._judged), "tasks": len(self._tasks)}
+        tables = {"prefills judged": len(self._judged), "tasks": len(self._tasks)}
         return {**self._planner.debug_state(), **tables}
 
     def _profile(self) -> ProfilePredictor | None:
@@ -146,10 +145,10 @@ class PrefillAhead:
         if running is None or decision.id not in running.requests:
             return
         if self._decisions.modes.of(PREFILL_AHEAD, step.stats_key) is Mode.OFF:
-            self._forget(step.workflow)
+            self._forget(running)
             return
-        prefill = self._open.pop(step.workflow, None)
-        if prefill is not None:
+        prefill, running.prefill = running.prefill, None
+        if isinstance(prefill, _Prefill):
             self._stop(prefill)
             outcome = self._outcome(prefill, decision)
             self._judged[decision.id] = prefill, outcome
@@ -174,9 +173,9 @@ class PrefillAhead:
         self._metrics.prefill_planned(planned if isinstance(planned, str) else "planned")
         if isinstance(planned, str):
             return
-        self._open[step.workflow] = planned
+        running.prefill = planned
         if mode is Mode.ON:
-            sending = self._send(planned, request.headers.get("authorization"))
+            sending = self._send(running, planned, request.headers.get("authorization"))
             planned.task = asyncio.get_running_loop().create_task(sending)
             self._tasks.add(planned.task)
             planned.task.add_done_callback(self._tasks.discard)
@@ -205,7 +204,7 @@ class PrefillAhead:
         upstream = self._upstreams.home(workflow, model)
         return upstream.name if upstream is not None and upstream.settings.dialect == DIALECT else None
 
-    async def _send(self, prefill: _Prefill, authorization: str | None) -> None:
+    async def _send(self, running: Workflow, prefill: _Prefill, authorization: str | None) -> None:
         """Sends a prefill once its server is idle; cancelled by the workflow's next request."""
         try:
             upstream = next(candidate for candidate in self._upstreams.all if candidate.name == prefill.plan.upstream)
@@ -214,13 +213,13 @@ class PrefillAhead:
                 if self._clock() - began > self._settings.patience_s:
                     return
                 await asyncio.sleep(_LOOK_S)
-            await self._sent(prefill, upstream, authorization)
+            await self._sent(running, prefill, upstream, authorization)
         except (Refusal, aiohttp.ClientError, TimeoutError):
-            self._refused(prefill)
+            self._refused(running, prefill)
         except Exception as error:
             self._switch.off(error)
 
-    async def _sent(self, prefill: _Prefill, upstream: Upstream, authorization: str | None) -> None:
+    async def _sent(self, running: Workflow, prefill: _Prefill, upstream: Upstream, authorization: str | None) -> None:
         plan, monitor, key = prefill.plan, self._upstreams.monitor, ("prefill", id(prefill))
         headers = {"content-type": "application/json"}
         if authorization is not None:
@@ -240,7 +239,7 @@ class PrefillAhead:
             self._running[upstream.name] -= 1
             monitor.failed(upstream.name, key)  # no answer of which lengths or times are learnt
         if response.status != 200:
-            self._refused(prefill)
+            self._refused(running, prefill)
             return
         prefill.done = True
         reader = AnswerReader("chat", streamed=False)
@@ -264,9 +263,9 @@ class PrefillAhead:
             and monitor.requests(name) < self._settings.most_running
         )
 
-    def _refused(self, prefill: _Prefill) -> None:
-        if self._open.get(prefill.plan.workflow) is prefill:
-            del self._open[prefill.plan.workflow]
+    def _refused(self, running: Workflow, prefill: _Prefill) -> None:
+        if running.prefill is prefill:
+            running.prefill = None
             self._judge(prefill, "refused")
 
     def _outcome(self, prefill: _Prefill, decision: GatewayDecision) -> PrefillOutcome:
@@ -298,13 +297,13 @@ class PrefillAhead:
             self._budgets.of(prefill.plan.stats_key).judged(tokens, right, self._clock())
 
     def _ended(self, workflow: Workflow, _: EndReason) -> None:
-        self._switch.attempt(self._forget, workflow.key)
+        self._switch.attempt(self._forget, workflow)
 
-    def _forget(self, workflow: str) -> None:
+    def _forget(self, workflow: Workflow) -> None:
         """A workflow has ended, or the policy is off for it."""
-        self._planner.ended(workflow)
-        prefill = self._open.pop(workflow, None)
-        if prefill is not None:
+        self._planner.ended(workflow.key)
+        prefill, workflow.prefill = workflow.prefill, None
+        if isinstance(prefill, _Prefill):
             self._stop(prefill)
             self._judge(prefill, "never came" if prefill.sent or prefill.mode is Mode.SHADOW else "not sent")
 

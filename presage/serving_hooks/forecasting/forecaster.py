@@ -44,7 +44,7 @@ from presage.serving_hooks.forecasting.online_counts import MOST_OPEN, OnlineCou
 from presage.serving_hooks.forecasting.profile_places import ProfileAdapter, ProfiledWorkflow
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.monitoring.outcomes import WorkflowOutcomes, likeliest
-from presage.serving_hooks.workflows import EndReason, SourceState, Workflow
+from presage.serving_hooks.workflows import EndReason, PartState, Workflow
 from presage.serving_hooks.workflows.identity import Step, shared
 from presage.serving_hooks.workflows.live import (
     BESIDE,
@@ -89,7 +89,7 @@ class EarlyForecast:
     forecast: LiveForecast
 
 
-class ForecastState(SourceState):
+class ForecastState(PartState):
     """The forecasting state of a running workflow.
 
     Attributes:

@@ -27,7 +27,7 @@ from presage.serving_hooks.forecasting.return_counts import ReturnCounts
 from presage.serving_hooks.forecasting.trials import TRIAL_STEPS
 from presage.serving_hooks.monitoring.live_returns import LiveReturns
 from presage.serving_hooks.policies.next_use import LONGEST_S
-from presage.serving_hooks.workflows import EndReason, SourceState, Workflow
+from presage.serving_hooks.workflows import EndReason, PartState, Workflow
 from presage.serving_hooks.workflows.identity import Step
 from presage.serving_hooks.workflows.live import (
     DRIFTED,
@@ -82,7 +82,7 @@ class _Away:
         self.step, self.finish_reason, self.forecast, self.at = step, finish_reason, forecast, at
 
 
-class ReturnState(SourceState):
+class ReturnState(PartState):
     """What is known of the return times of one running workflow; `model` and `features` are None without a model."""
 
     __slots__ = ("away", "features", "flying", "latest", "model")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
@@ -247,6 +247,15 @@ class DemandForecast:
     def expect(self, workflow: str, chances: Mapping[str, float]) -> None:
         """The forecast of a workflow's next agent: probabilities by name, that of its end by an empty name."""
         self._workflows[workflow].chances = chances
+
+    def __len__(self) -> int:
+        """Running workflows."""
+        return len(self._workflows)
+
+    def in_flight(self, workflow: str) -> Collection[Hashable] | None:
+        """The requests of a workflow that are in flight; None for one that does not run."""
+        running = self._workflows.get(workflow)
+        return None if running is None else running.in_flight
 
     def answered(self, workflow: str, request: Hashable, now: float) -> None:
         """A request has its last token."""

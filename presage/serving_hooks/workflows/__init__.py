@@ -50,8 +50,8 @@ class EndReason(StrEnum):
     """Its last step was aborted, or its trace was truncated."""
 
 
-class SourceState:
-    """What a source of forecasts goes on from in a running workflow."""
+class PartState:
+    """What a part of an engine or a gateway keeps of one running workflow."""
 
     __slots__ = ()
 
@@ -170,6 +170,8 @@ class Workflow:
         forecast_state, context_state, return_state: what the sources of next agents, context growth and return times go
             on from; None before its first forecast.
         account: what admission decides on; None where it is off.
+        last_place: where its last request to a pool of models went; None before.
+        prefill: sent or planned for its next request; None without one.
         run: where it is recorded; None if it is not, or no step has begun.
         recorded: the request by which the recorder knows its latest completed step, until the answer was parsed.
         emitted: of its lifecycle events; None where nobody gets them.
@@ -186,10 +188,12 @@ class Workflow:
     deadline_at: float = math.inf
     requests: dict[str, RunningStep] = field(default_factory=lambda: _NO_REQUESTS)
     forecasts: WorkflowForecasts = field(default_factory=WorkflowForecasts)
-    forecast_state: SourceState | None = None
-    context_state: SourceState | None = None
-    return_state: SourceState | None = None
+    forecast_state: PartState | None = None
+    context_state: PartState | None = None
+    return_state: PartState | None = None
     account: Account | None = None
+    last_place: PartState | None = None
+    prefill: PartState | None = None
     run: RecordedWorkflow | None = None
     recorded: str | None = None
     emitted: EmittedEvents | None = None
