@@ -58,8 +58,7 @@ from presage.features.rows import (
 )
 from presage.features.served_steps import served_steps
 from presage.features.sketch import Sketch
-from presage.features.unknown_names import unknown_names
-from presage.features.vocabulary import Vocabulary, codes, encode, most_frequent, token_counts
+from presage.features.vocabulary import Vocabulary, codes, encode, most_frequent, token_counts, unknown_names
 
 _NO_COUNT: Final = 2**63
 CHARS_PER_TOKEN: Final = 4.0

@@ -22,8 +22,7 @@ from presage.datasets.schema import workflow_codes
 from presage.datasets.tasks import task_of
 from presage.features.moment import Moment
 from presage.features.served_steps import TOOLS_CALLED
-from presage.features.unknown_names import unknown_names
-from presage.features.vocabulary import Vocabulary, codes, token_counts, tools_called
+from presage.features.vocabulary import Vocabulary, codes, token_counts, tools_called, unknown_names
 
 MASKED: Final = -1
 

@@ -309,3 +309,28 @@ def codes(column: pa.ChunkedArray) -> NDArray[np.int32]:
 def token_counts(column: pa.ChunkedArray) -> NDArray[np.float32]:
     """A column of integers as float32 [rows], rounded above 2^24; NaN for null."""
     return np.asarray(pc.cast(column, pa.float32(), safe=False).to_numpy(), np.float32)
+
+
+_RENAMED: Final = 0.3
+"""Share of the agents, and of the workflow types, whose names become unknown."""
+
+
+def unknown_names(
+    agent: NDArray[np.int32],
+    workflow_type: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    vocabulary: Vocabulary,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Agents int32 [n] and types int32 [W] of W workflows, of which some are unknown now.
+
+    Of each workflow at least one agent that it calls is unknown, and of about one in three the workflow type. Workflow
+    w has the agents at offsets[w]:offsets[w+1], int64 [W+1].
+    """
+    workflows, sizes = len(workflow_type), np.diff(offsets)
+    renamed = rng.random((workflows, len(vocabulary.agents) + 1)) < _RENAMED
+    drawn = offsets[:-1] + (rng.random(workflows) * sizes).astype(np.int64)
+    renamed[np.arange(workflows), agent[drawn]] = True
+    types = np.where(rng.random(workflows) < _RENAMED, len(vocabulary.workflow_types), workflow_type)
+    unknown = renamed[np.repeat(np.arange(workflows), sizes), agent]
+    return np.where(unknown, vocabulary.unknown, agent).astype(np.int32), types.astype(np.int32)

@@ -7,7 +7,7 @@ The caller measures candidate and champion on the same held-out data.
   strongly correlated, and a false refusal costs one more look.
 - Lengths and return times: order (tau distance) and pinball loss, by paired intervals over workflows; coverage of the
   upper quantiles, overall and in the worst workflow type. Quantiles that are too wide pay in pinball loss, which is
-  judged where `quantiles/beyond.py` expects enough steps beyond the quantile.
+  judged where `common/bootstrap.py` expects enough steps beyond the quantile.
 - Profile: coverage of whole workflows and accuracy of the next step, by paired intervals over workflows. An expression
   of any agent in any order covers everything, so coverage alone is no evidence.
 - Router: macro mean average precision, Brier score and accuracy of the picks, by paired intervals over prompts.
@@ -26,14 +26,16 @@ from numpy.typing import NDArray
 
 from presage.features.moment import Moment
 from presage.predictors.common.bootstrap import (
+    STEPS_BEYOND,
     MomentCounts,
     QuantileCounts,
+    enough_beyond,
     pair_ratio_cis,
     ratio_ci,
     resample_weights,
     share_ci,
+    steps_beyond,
 )
-from presage.predictors.quantiles.beyond import STEPS_BEYOND, enough_beyond, steps_beyond
 from presage.registry.gates import (
     ArtefactEvidence,
     Compared,

@@ -23,8 +23,7 @@ from scipy.special import ndtri
 
 from presage.features.input_profiles import Sources
 from presage.features.rows import LabelledRows
-from presage.predictors.common.bootstrap import QuantileCounts, pair_ratio_cis, ratio_cis, share_ci
-from presage.predictors.quantiles.beyond import enough_beyond
+from presage.predictors.common.bootstrap import QuantileCounts, enough_beyond, pair_ratio_cis, ratio_cis, share_ci
 from presage.training.baselines import Behind, behind, by_profile, worst
 from presage.training.configuration import Limits
 from presage.training.metrics import RESAMPLES, Estimate, Interval, by_workflow, json_values

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from presage.predictors.common.bootstrap import QuantileCounts
-from presage.predictors.quantiles.beyond import enough_beyond
+from presage.predictors.common.bootstrap import QuantileCounts, enough_beyond
 from presage.registry.evidence import LengthBudget, LengthEvidence, judge_lengths
 from presage.registry.gates import ArtefactEvidence, Interface, Verdict
 
