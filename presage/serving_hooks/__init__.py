@@ -15,6 +15,12 @@ _MOVED = {
     "presage.serving_hooks.replay": "presage.replay",
     "presage.serving_hooks.tool_service": "presage.tool_service",
     "presage.serving_hooks.vllm.plugin": "presage.serving_hooks.vllm.http.plugin",  # an entry point, once installed
+    "presage.serving_hooks.vllm.carriers": "presage.serving_hooks.vllm.http.carriers",
+    "presage.serving_hooks.vllm.engine_check": "presage.serving_hooks.vllm.start.engine_check",
+    "presage.serving_hooks.vllm.listeners": "presage.serving_hooks.listeners",
+    "presage.serving_hooks.vllm.modes": "presage.serving_hooks.modes",
+    "presage.serving_hooks.vllm.request_sources": "presage.serving_hooks.vllm.http.request_sources",
+    "presage.serving_hooks.workflows.inference": "presage.serving_hooks.identity.inference",
 }
 
 
