@@ -130,7 +130,7 @@ wheel: setup
 
 clean-compiled:
 	find presage -name '*.nbi' -o -name '*.nbc' | xargs rm -f
-	rm -rf $(VENV)/compiled .venv-vllm*/compiled
+	rm -rf build/tests
 
 clean: clean-compiled
 	rm -rf $(VENV) .venv-vllm* .venv-sdk .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or torch is loaded
-# A separate cache for each environment: versions of numba would overwrite each other's compiled code.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "compiled"))
+# A cache for each version of numba, since they would overwrite each other's compiled code; environments share it.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / "build" / "tests" / f"numba-{version('numba')}"))
 os.environ.pop("COLUMNS", None)  # workers of pytest-xdist set it, which would narrow tables
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may reach a real registry

@@ -2,26 +2,24 @@
 
 import os
 import shutil
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
+TEMPLATE = Path(__file__).resolve().parents[1] / "build" / "tests" / f"mlflow-{version('mlflow-skinny')}.db"
+"""Tables without a row. Once made it stays, as compiled code does."""
+
 
 def new_database(file: Path) -> str:
-    """Makes the file a database of MLflow with all tables and without a row; returns its URI.
-
-    The template is made once for this environment, beside its compiled code.
-    """
-    template = Path(sys.prefix) / "compiled" / f"mlflow-{version('mlflow-skinny')}.db"
-    if not template.exists():
+    """Makes the file a database of MLflow with all tables and without a row; returns its URI."""
+    if not TEMPLATE.exists():
         from mlflow.store.db.utils import _initialize_tables
         from sqlalchemy import create_engine
 
-        template.parent.mkdir(exist_ok=True)
-        part = template.with_suffix(f".{os.getpid()}")
+        TEMPLATE.parent.mkdir(parents=True, exist_ok=True)
+        part = TEMPLATE.with_suffix(f".{os.getpid()}")
         engine = create_engine(f"sqlite:///{part}")
         _initialize_tables(engine)
         engine.dispose()
-        part.replace(template)
-    shutil.copy(template, file)
+        part.replace(TEMPLATE)
+    shutil.copy(TEMPLATE, file)
     return f"sqlite:///{file}"

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from registry_database import new_database
 from tiny_model import Tiny
+from typer.testing import CliRunner
 
+from presage.cli.presage import app
 from presage.compiled import CACHE, choose_cache
 from presage.registry.connect import open_registry
 from presage.registry.package import register
@@ -64,11 +66,23 @@ def test_a_forecast_of_a_registered_version_loads_neither_mlflow_nor_pandas(tmp_
     assert said == "loading the model …\n", "the compiled code comes from the cache"
 
 
-@pytest.mark.slow
-def test_the_first_forecast_says_that_it_compiles_and_where_the_code_stays(tmp_path: Path, tiny: Tiny) -> None:
+def test_a_forecast_announces_that_it_compiles(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[bool] = []
+    monkeypatch.setattr("presage.progress.say_when_compiling", lambda: announced.append(True))
     (tmp_path / "steps.jsonl").write_text(json.dumps(STEP))
+    assert CliRunner().invoke(app, ["forecast", str(tiny.folder), str(tmp_path / "steps.jsonl")]).exit_code == 0
+    assert announced
+
+
+@pytest.mark.slow
+def test_the_first_call_says_that_it_compiles_and_where_the_code_stays(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text("import numba\n\n\n@numba.njit(cache=True)\ndef f(x):\n    return x + 1\n")
+    code = "import small, presage.progress as p\np.say_when_compiling()\nsmall.f(1), small.f(1.0)"
     cache = tmp_path / "cache"
-    _, said = _forecast(tiny.folder, "steps.jsonl", cwd=tmp_path, environment={**os.environ, CACHE: str(cache)})
-    assert said.count("compiling for this processor, once") == 1
-    assert f"it is kept in {cache}" in said
-    assert list(cache.rglob("*.nbc"))
+    for times in (1, 0):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,
+            env={**os.environ, CACHE: str(cache)},
+        )  # fmt: skip
+        assert done.stderr.count("compiling for this processor, once") == times
+        assert (f"it is kept in {cache}" in done.stderr) == bool(times)

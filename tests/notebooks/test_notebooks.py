@@ -49,9 +49,20 @@ def load_tool() -> ModuleType:
 TOOL = load_tool()
 
 
-def run(name: str, folder: Path, parameters: Mapping[str, Any], asked: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """The executed notebook, and the values of the expressions `asked` at its end."""
+def run(
+    name: str,
+    folder: Path,
+    parameters: Mapping[str, Any],
+    asked: Mapping[str, str],
+    *,
+    command: str = "",
+    more: str = "",
+) -> tuple[Any, dict[str, Any]]:
+    """The executed notebook, and the values of the expressions `asked` at its end; a command gets `more` options."""
     notebook = TOOL.with_parameters(nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4), parameters)
+    if command:
+        (typed,) = (cell for cell in notebook.cells if f'shell("{command}")' in cell.source)
+        typed.source = typed.source.replace(command, f"{command} {more}")
     items = ", ".join(f"{key!r}: {expression}" for key, expression in asked.items())
     notebook.cells.append(nbformat.v4.new_code_cell(f"import json\nprint(json.dumps({{{items}}}))", id="asked"))
     executed = TOOL.execute(notebook, folder)
@@ -120,7 +131,7 @@ def test_first_hour(tmp_path: Path) -> None:
         "accuracy": "report.to_frame()['completion_accuracy_1'].to_dict()",
         "champion": "champion.forecast(steps).to_dict() == model.forecast(steps).to_dict()",
     }
-    executed, found = run("first_hour", tmp_path, {"WORKFLOWS": 100}, asked)
+    executed, found = run("first_hour", tmp_path, {"WORKFLOWS": 60}, asked)
     assert figures(executed) == 1
     assert errors(executed) == []
     assert found["promoted"]
@@ -131,25 +142,33 @@ def test_first_hour(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_next_agent_accuracy(tmp_path: Path) -> None:
+    of = {"accuracy": [0.5, 0.4, 0.3], "ci95": [[0.4, 0.6], [0.3, 0.5], [0.2, 0.4]]}
+    views: dict[str, Any] = {name: {"states": "none"} for name in ("ids+tokens", "ids+tokens+text")}
+    views |= {f"layer {layer}": {"layer": layer, "rows": "forward pass"} for layer in (10, None)}
+    views = {name: {**view, "moments": {"prefill": of, "completion": of}} for name, view in views.items()}
+    study = {"views": views, "model": "a model", "workflows": 40, "steps": 200}  # as real_model_states.py writes it
+    (tmp_path / "study.json").write_text(json.dumps(study))
     baselines = ("markov-1", "markov-3", "published-graphsage")
-    small = {"WORKFLOWS": 80, "TEST_WORKFLOWS": 120, "BASELINES": ",".join(baselines)}
+    small = {"WORKFLOWS": 60, "TEST_WORKFLOWS": 60, "BASELINES": ",".join(baselines), "STATES_STUDY": "study.json"}
     asked = {
         "accuracy": "{n: {m: list(f.accuracy) for m, f in of.items()} for n, of in judged.items()}",
         "difference": "best.differences['presage']['completion'].difference[0]",
         "sizes": "sizes",
         "curve": "[of[0] for of in curve['models']['presage']['completion']['accuracy']]",
-        "layers": "{s: of.evaluation.moments['completion'].accuracy[0] for s, of in by_source.items()}",
+        "sources": "{s: of.evaluation.moments['completion'].accuracy[0] for s, of in by_source.items()}",
+        "layers": "names",
     }
     executed, found = run("next_agent_accuracy", tmp_path, small, asked)
-    assert figures(executed) == 5
+    assert figures(executed) == 6
     assert errors(executed) == []
     assert found["accuracy"].keys() == {"presage", *baselines, "Bayes-optimal"}
     assert found["difference"] == pytest.approx(
         found["accuracy"]["Bayes-optimal"]["completion"][0] - found["accuracy"]["presage"]["completion"][0]
     )
-    assert found["sizes"] == [25, 50, 80]
+    assert found["sizes"] == [25, 50, 60]
     assert len(found["curve"]) == 3
-    assert found["layers"].keys() >= {"captured", "text", "none"}
+    assert found["sources"].keys() >= {"captured", "text", "none"}
+    assert found["layers"] == ["10", "norm"]
 
 
 def test_batch(tmp_path: Path) -> None:
@@ -163,7 +182,7 @@ def test_batch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_release(tmp_path: Path) -> None:
-    small = {"WORKFLOWS": 120, "SERVED": 90, "SIZES": (30,), "BLOCK": 30}
+    small = {"WORKFLOWS": 80, "SERVED": 60, "SIZES": (30,), "BLOCK": 30}
     asked = {name: f"accuracy(served[{name!r}][0])[0]" for name in ("champion, by names", "online counts")}
     asked["recognised"] = "accuracy(served['champion and counts, by system prompts'][0])[0]"
     asked["again"] = "grown['trained anew on what came after'][30][0]"
@@ -176,7 +195,7 @@ def test_release(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_remaining_length(tmp_path: Path) -> None:
-    small = {"WORKFLOWS": 200, "TEST_WORKFLOWS": 200, "QUANTILES": (0.5, 0.9, 0.99), "LOADS": (0.5, 0.9), "DRAWS": 5}
+    small = {"WORKFLOWS": 150, "TEST_WORKFLOWS": 150, "QUANTILES": (0.5, 0.9, 0.99), "LOADS": (0.5, 0.9), "DRAWS": 3}
     asked = {
         "tau": "{n: of.tau_distance['all'].value for n, of in judged.items()}",
         "covered": "[share.value for share in judged['presage'].coverage]",
@@ -200,7 +219,7 @@ def test_return_times(tmp_path: Path) -> None:
         "ended": "[float(row['END']) for row in table]",
         "waits": "{n: [c.at(e).wait_s for e in (0.0, 100.0, 1000.0)] for n, c in curves.items()}",
     }
-    executed, found = run("return_times", tmp_path, {"WORKFLOWS": 600}, asked)
+    executed, found = run("return_times", tmp_path, {"WORKFLOWS": 300}, asked)
     assert figures(executed) == 3
     assert errors(executed) == []
     assert found["loss"].keys() >= {"presage", "agent-and-tool", "constant"}
@@ -245,35 +264,6 @@ def test_router(tmp_path: Path) -> None:
     assert errors(executed) == []
     assert found["map"].keys() >= {"base-rate", "presage", "best possible"}
     assert found["ece"] < 0.1
-
-
-@pytest.mark.slow
-def test_next_agent_accuracy_on_ones_own_traces(tmp_path: Path) -> None:
-    from presage.datasets.ingest import append
-    from presage.datasets.synthetic.workflows import generate
-
-    append(generate("retry", 90, 0, state_size=16).table, tmp_path / "store")
-    of = {"accuracy": [0.5, 0.4, 0.3], "ci95": [[0.4, 0.6], [0.3, 0.5], [0.2, 0.4]]}
-    views: dict[str, Any] = {name: {"states": "none"} for name in ("ids+tokens", "ids+tokens+text")}
-    views |= {f"layer {layer}": {"layer": layer, "rows": "forward pass"} for layer in (10, None)}
-    views = {name: {**view, "moments": {"prefill": of, "completion": of}} for name, view in views.items()}
-    study = {
-        "views": views,
-        "model": "a model",
-        "workflows": 40,
-        "steps": 200,
-    }  # what benchmarks/real_model_states.py writes
-    (tmp_path / "study.json").write_text(json.dumps(study))
-    asked = {"judged": "list(judged)", "workflows": "evaluation.workflows", "layers": "names"}
-    own = {
-        "TRACES": "store",
-        "BASELINES": "markov-3",
-        "STATES_STUDY": "study.json",
-    }  # seen from where the kernel stands
-    executed, found = run("next_agent_accuracy", tmp_path, own, asked)
-    assert figures(executed) == 6
-    assert errors(executed) == []
-    assert found == {"judged": ["presage", "markov-3"], "workflows": 18, "layers": ["10", "norm"]}
 
 
 @pytest.mark.slow
@@ -367,10 +357,13 @@ def test_feedback_loop(tmp_path: Path) -> None:
         "versions": "sorted(made['version'].dropna().unique().tolist())",
         "before": "[name for name, _ in phases]",
         "alarm": "alarm",
+        "promise": "status()['monitor']['promised'][PROCESS]",
         "server": "process.poll()",
         "pid": "process.pid",
     }
-    executed, found = run("feedback_loop", tmp_path, small, asked)
+    quick = "--set network.epochs=5 --set boosting.rounds=20 --baselines markov-1"
+    training = "train-predictor next-agent traces --out learnt"
+    executed, found = run("feedback_loop", tmp_path, small, asked, command=training, more=quick)
     assert figures(executed) == 4
     assert errors(executed) == []
     assert found["others"] == 0, "policies change no answer"
@@ -386,6 +379,8 @@ def test_feedback_loop(tmp_path: Path) -> None:
     assert counts["size"] > 0
     assert any(reason["figure"] == "transitions never seen" for reason in found["alarm"]["reasons"])
     assert found["alarm"]["workflows"] < 120, "the change is noticed before all of them have come"
+    assert found["promise"]["figures"].keys() == {"accuracy at prefill", "accuracy at completion"}
+    assert any("call each other in other ways" in cause["text"] for cause in found["promise"]["causes"])
     assert found["server"] is None
     for _ in range(100):
         try:

@@ -339,7 +339,7 @@ MACHINES = [
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
 def test_random_orders_of_calls_beside_stock_vllm(machine: type[Loop]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None))  # type: ignore[no-untyped-call]
 
 
 def ours(folder: Path, **given: Any) -> Core:

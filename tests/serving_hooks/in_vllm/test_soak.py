@@ -1,4 +1,4 @@
-"""After thousands of workflows every table is empty, or as small as it was: nothing is kept of what has ended."""
+"""After many workflows every table is empty, or as small as it was: nothing is kept of what has ended."""
 
 import random
 from pathlib import Path
@@ -12,7 +12,7 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
-WORKFLOWS = 5000
+WORKFLOWS = 1500
 
 
 class Clock:
