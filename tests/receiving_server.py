@@ -37,7 +37,7 @@ class ReceivingServer:
         return f"http://127.0.0.1:{self.port}/events"
 
     def __enter__(self) -> Self:
-        take, self._is_open = self._take, True
+        take, self.is_open = self._take, True
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ class ReceivingServer:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                if not server._is_open:
+                if not server.is_open:
                     self.close_connection = True  # it outlived the server
                     return
                 self.send_response(take(dict(self.headers), body))
@@ -64,7 +64,7 @@ class ReceivingServer:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._is_open = False
+        self.is_open = False
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -12,14 +12,11 @@ TEMPLATE = Path(__file__).resolve().parents[1] / "build" / "tests" / f"mlflow-{v
 def new_database(file: Path) -> str:
     """Makes the file a database of MLflow with all tables and without a row; returns its URI."""
     if not TEMPLATE.exists():
-        from mlflow.store.db.utils import _initialize_tables
-        from sqlalchemy import create_engine
+        from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
 
         TEMPLATE.parent.mkdir(parents=True, exist_ok=True)
         part = TEMPLATE.with_suffix(f".{os.getpid()}")
-        engine = create_engine(f"sqlite:///{part}")
-        _initialize_tables(engine)
-        engine.dispose()
+        SqlAlchemyStore(f"sqlite:///{part}").engine.dispose()
         part.replace(TEMPLATE)
     shutil.copy(TEMPLATE, file)
     return f"sqlite:///{file}"
