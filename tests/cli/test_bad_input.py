@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 import errno
-import gzip
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from cli_samples import FAST, GOOD, Ran, changed, rows, run, train, write
+from cli_samples import FAST, GOOD, Ran, changed, run, train, write
 from tiny_model import WORKFLOWS, Tiny
 
 from presage.cli.train_predictor import app as train_predictor
 from presage.registry.connect import open_registry
 
-STATE = [0.5, 1.0]
-
-
-def with_states(row: int, state: list[float]) -> list[dict[str, Any]]:
-    made = [{**one, "prefill_state": STATE} for one in GOOD]
-    made[row]["prefill_state"] = state
-    return made
-
-
 TRACES: dict[str, tuple[Any, str]] = {
-    "a missing column": ([{k: v for k, v in row.items() if k != "agent"} for row in GOOD], "agent"),
     "a misspelt column": (
         [{k if k != "agent" else "agent_nme": v for k, v in row.items()} for row in GOOD],
         "found: agent_nme, .* did you mean 'agent' by 'agent_nme'",
     ),
     "a missing value": (changed(4, workflow_id=...), r"line 5, column \"workflow_id\""),
-    "a wrong type": (changed(4, step="four"), r'line 5, column "step": type str; expected a whole number'),
-    "half a step": (changed(4, step=1.5), 'line 5, column "step"'),
-    "a duplicate step": (changed(4, step=0), "came before"),
-    "a missing step": (changed(2, step=5), "step 5 of workflow 'w0'"),
-    "no steps": ([], "an empty trace"),
-    "no JSON": ([*GOOD, "{"], "line 20: not JSON"),
-    "NaN in a state": (with_states(3, [0.5, float("nan")]), 'line 4, column "prefill_state"'),
-    "a short state": (with_states(3, [0.5]), "mixed state sizes"),
     "an agent with a line break": (
         changed(3, agent="coder\nv2"),
         r"'coder\\nv2' holds a line break or control character",
     ),
     "a workflow with a control character": (changed(3, workflow_id="w\x00"), r"'w\\x00' holds a line break or control"),
     "an agent named END": (changed(3, agent="END"), "'END' is no agent"),
-    "times running backwards": (
-        [{**row, "start_time": 100.0 - row["step"]} for row in GOOD],
-        r'column "started_at": the step of workflow',
-    ),
-    "an end before the start": (changed(3, start_time=5.0, end_time=4.0), "ends before it starts"),
-    "a parent that comes later": (changed(1, parent_steps=[2]), 'column "parent_steps"'),
 }
+"""What else can be wrong with a trace: tests/datasets."""
 
 
 @pytest.mark.parametrize("kind", TRACES)
@@ -72,75 +46,6 @@ def test_a_bad_trace_is_named_and_nothing_is_written(tmp_path: Path, kind: str) 
         assert "bad.jsonl" in ran.complaint
         assert re.search(message, ran.complaint)
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.jsonl"]
-
-
-BYTES: dict[str, tuple[str, bytes, str]] = {
-    "JSONL that is no UTF-8": (
-        "bad.jsonl",
-        json.dumps(GOOD[0]).encode() + b'\n{"agent": "caf\xe9"}',
-        "line 2: byte 15 of",
-    ),
-    "CSV that is no UTF-8": ("bad.csv", b"workflow_type,workflow_id,step,agent\nt,w,0,caf\xe9", "line 2: byte 10 of"),
-    "spans that are no UTF-8": ("bad.json", b'{"resourceSpans": ["caf\xe9"]}', "line 1: byte 24 of"),
-    "UTF-16": ("bad.jsonl", json.dumps(GOOD[0]).encode("utf-16"), "UTF-16 or not text at all"),
-    "semicolons": ("bad.csv", b"workflow_type;workflow_id;step;agent\nt;w;0;a", "separated by semicolons"),
-    "an empty CSV": ("bad.csv", b"", "an empty file"),
-    "Parquet of something else": ("bad.parquet", b"PAR1", "cannot be read as Parquet"),
-}
-
-
-@pytest.mark.parametrize("kind", BYTES)
-def test_bytes_that_are_no_trace_are_named(tmp_path: Path, kind: str) -> None:
-    name, content, message = BYTES[kind]
-    (tmp_path / name).write_bytes(content)
-    for command in (
-        ("traces", "ingest", tmp_path / name, "--to", tmp_path / "store"),
-        ("traces", "describe", tmp_path / name),
-    ):
-        complaint = run(*command).complaint
-        assert name in complaint
-        assert message in complaint
-    assert not (tmp_path / "store").exists()
-
-
-def test_mixed_state_sizes_of_two_files_are_named(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.jsonl", [{**row, "prefill_state": [1.0, 2.0]} for row in rows("ab")])
-    second = write(tmp_path / "b.jsonl", [{**row, "prefill_state": [1.0]} for row in rows("ab", workflow_type="u")])
-    assert "mixed state sizes" in run("traces", "ingest", first, second, "--to", tmp_path / "store").complaint
-    assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (rows("abab"), "a single workflow cannot be split"),
-        (rows("aaa", "aa", "aaaa", "aa"), "the traces name 1 agent"),
-        (rows("abc", "ab"), "a single task is left for training"),
-    ],
-    ids=["a single workflow", "one agent", "two workflows"],
-)
-def test_a_trace_too_small_to_learn_from_is_refused(tmp_path: Path, lines: list[Any], message: str) -> None:
-    path = write(tmp_path / "small.jsonl", lines)
-    assert message in train(path, "--out", tmp_path / "out", "--no-register", *FAST).complaint
-    assert not (tmp_path / "out").exists()
-
-
-def test_files_that_are_damaged_or_unknown_are_named(tmp_path: Path) -> None:
-    packed = gzip.compress("".join(json.dumps(row) + "\n" for row in GOOD * 50).encode())
-    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1" + b"\0" * 40 + b"PAR1")
-    (tmp_path / "notes.txt").write_text("hello")
-    (tmp_path / "folder").mkdir()
-    for name, message in {
-        "cut.jsonl.gz": "the gzip data are cut after this line",
-        "bad.parquet": "cannot be read as Parquet",
-        "notes.txt": "unknown kind of file",
-        "folder": "neither a trace store",
-        "gone.jsonl": "no such file",
-    }.items():
-        assert message in run("traces", "describe", tmp_path / name).complaint
-        assert message in run("traces", "ingest", tmp_path / name, "--to", tmp_path / "store").complaint
-    assert not (tmp_path / "store").exists()
 
 
 def test_a_trace_given_for_outcomes_and_the_reverse_are_called_what_they_are(tmp_path: Path) -> None:
@@ -232,43 +137,14 @@ def test_an_output_folder_that_holds_something_else_is_refused_before_training(t
     assert "is a file" in train(path, "--out", path / "inside", "--no-register", *FAST).complaint
 
 
-def _cut(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _edit(**values: Any) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-    return edit
-
-
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no folder": (shutil.rmtree, "expected an artefact folder"),
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), "no readable config.json"),
-    "no tensors": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: found no readable file"),
-    "cut tensors": (_cut, "expected digest"),
-    "an unknown format version": (_edit(format_version=99), "format version 99"),
-    "a wrong digest": (_edit(digest="sha256:0"), "a digest that does not match"),
-    "an altered configuration": (_edit(config={}), "a digest that does not match"),
-    "a pickle": (
-        lambda folder: (folder / "weights.pkl").write_bytes(b"\x80\x04."),
-        "looks like a pickle (weights.pkl)",
-    ),
-    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "no valid JSON"),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_model_folder_is_named(tmp_path: Path, tiny: Tiny, kind: str) -> None:
-    breaking, message = BROKEN[kind]
-    folder = shutil.copytree(tiny.folder, tmp_path / "model")
-    breaking(folder)
+def test_a_broken_model_folder_is_named(tmp_path: Path, tiny: Tiny) -> None:
+    """What else can be wrong with one: tests/predictors/test_artefact.py."""
     steps = write(tmp_path / "steps.jsonl", WORKFLOWS["loop"])
-    assert message in run("forecast", folder, steps).complaint
-    assert message in run("evaluate", folder, tiny.held_out).complaint
+    folder = shutil.copytree(tiny.folder, tmp_path / "model")
+    (folder / "weights.pkl").write_bytes(b"\x80\x04.")
+    for broken, message in ((folder, "looks like a pickle (weights.pkl)"), (tmp_path / "gone", "an artefact folder")):
+        assert message in run("forecast", broken, steps).complaint
+        assert message in run("evaluate", broken, tiny.held_out).complaint
 
 
 def test_a_model_reference_that_means_nothing_is_named(tmp_path: Path) -> None:
@@ -288,15 +164,11 @@ def test_a_model_reference_that_means_nothing_is_named(tmp_path: Path) -> None:
 STEPS: dict[str, tuple[Any, str]] = {
     "nothing": ([], "an empty trace"),
     "two workflows": ([*WORKFLOWS["loop"], *WORKFLOWS["retries"]], "steps of 2 workflows; wanted one workflow"),
-    "no JSON": (["planner"], "line 1: not JSON"),
-    "no agent": ([{"workflow_type": "retry", "workflow_id": "w", "step": 0}], "agent"),
-    "a gap": ([WORKFLOWS["loop"][0], WORKFLOWS["loop"][2]], "step 2 of workflow"),
     "no beginning": (WORKFLOWS["loop"][1:], "step 1 of workflow"),
     "a state of another model": (
         [{**WORKFLOWS["one step"][0], "prefill_state": [1.0] * 5}],
         "prefill_state has 5 numbers; the predictor was trained with 16",
     ),
-    "NaN in a state": ([{**WORKFLOWS["one step"][0], "prefill_state": [float("nan")] * 16}], "prefill_state"),
 }
 
 

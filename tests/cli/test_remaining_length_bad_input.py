@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from cli_samples import Ran, run, write
-from registry_database import new_database
 
 from presage.cli.train_predictor import app as train_predictor
 
@@ -75,18 +74,6 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no output tokens in any row": (traced(tokens=lambda *_: None), "expected output_tokens on every LLM step"),
     "only workflows that were cut": (traced(complete=False), "72 are of workflows that were cut"),
     "only tool calls": ([{**row, "kind": "tool"} for row in traced()], 'no LLM step (kind "llm")'),
-    "a negative output": (
-        traced(tokens=lambda w, s: -5 if (w, s) == (3, 1) else 9),
-        'line 11, column "output_tokens": a negative count; expected 0 or more',
-    ),
-    "a negative input": (
-        [{**row, "input_tokens": -1} if row["workflow_id"] == "app-2" else row for row in traced()],
-        'line 7, column "input_tokens": a negative count',
-    ),
-    "half a token": (traced(tokens=lambda *_: 1.5), 'column "output_tokens"'),  # type: ignore[arg-type,return-value]
-    "more tokens than there are": (traced(tokens=lambda *_: 2**40), "expected a whole number of at most 32 bits"),
-    "a single workflow": (traced(1), "a single workflow cannot be split"),
-    "two workflows": (traced(2), "a single task is left for training"),
 }
 
 
@@ -167,13 +154,6 @@ def test_a_workflow_type_with_one_workflow_is_learnt_beside_the_others(tmp_path:
     assert answer["source"] == "back-off"
 
 
-def test_equal_lengths_are_learnt_and_judged(tmp_path: Path) -> None:
-    told = trained(tmp_path, traced(steps=1, tokens=lambda *_: 10))
-    assert told["tau_distance"] == {"all": None, "arrival": None}, "there is nothing to put in order"
-    assert told["pinball"]["0.5"] < 0.1
-    assert sound(asked(tmp_path))[0] == pytest.approx(10, abs=0.1)
-
-
 @pytest.mark.parametrize("tokens", [1, 2**31 - 1])
 def test_the_least_and_the_greatest_count_are_learnt(tmp_path: Path, tokens: int) -> None:
     trained(tmp_path, traced(tokens=lambda *_: tokens, steps=2))
@@ -207,12 +187,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_model_never_seen_is_answered(texts: Path) -> None:
-    answer = asked(texts, model="never seen")
-    assert answer["source"] == "champion"
-    sound(answer)
-
-
 @pytest.mark.parametrize("text", ["", "word " * 210_000], ids=["empty", "a megabyte"])
 def test_any_size_of_prompt_is_answered_and_none_of_it_is_repeated(texts: Path, text: str) -> None:
     sound(asked(texts, input_text=text))
@@ -238,14 +212,6 @@ def test_a_request_that_is_wrong_is_named(texts: Path, changes: dict[str, Any], 
     complaint = run("forecast", texts / "out", steps).complaint
     assert message in complaint
     assert "secret" not in complaint
-
-
-@pytest.mark.slow
-def test_a_training_that_is_refused_registers_nothing(tmp_path: Path) -> None:
-    lines, message = REFUSED["no output tokens in any row"]
-    path, uri = write(tmp_path / "traces.jsonl", lines), ("--tracking-uri", new_database(tmp_path / "mlflow.db"))
-    assert message in Ran(train_predictor, "remaining-length", path, *uri).complaint
-    assert run("models", *uri, "--json").json["models"] == []
 
 
 def test_a_folder_no_report_fits_into_is_refused_before_anything_is_read(tmp_path: Path) -> None:

@@ -220,7 +220,6 @@ def test_a_transformer_goes_the_same_way_and_is_trained_further(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("rows", "options", "said"),
     [
-        ([{"model": "a", "correct": 1}], (), 'column "prompt"'),
         ([{"prompt": "x", "model": "a", "correct": 2}], (), 'column "correct"'),
         ([{"prompt": f"p {i}", "model": "a", "correct": i % 2} for i in range(60)], (), "one model only"),
         (

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import time
-from pathlib import Path
-from typing import Any
-
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import gateway, served
 
 from presage.gateway.simulated_engine import SimulatedEngine
-from presage.testing.servers import prometheus
 
-PROGRAM = shutil.which("prometheus")
 CHAT = "/v1/chat/completions"
 
 
@@ -40,21 +32,3 @@ def test_the_page_is_what_prometheus_reads_and_names_no_client() -> None:
     assert sum(sample.value for sample in ended.samples) == 6
     assert "w3" not in page
     assert "task" not in page
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not PROGRAM, reason="no program `prometheus` on PATH (Debian's package prometheus has it)")
-def test_a_real_prometheus_scrapes_it(tmp_path: Path) -> None:
-    with served(SimulatedEngine(token_s=0.0).app()) as engine, gateway(engine) as (url, _):
-        run_workflows(url, 4)
-        target = url.removeprefix("http://")
-        with prometheus(str(PROGRAM), tmp_path / "prometheus", target, 1) as database:
-            asked = "sum(presage_gateway_answers_total{status='200'}) + sum(presage_workflows_ended_total)"
-            found: list[Any] = []
-            for _ in range(600):
-                answer = httpx.get(f"{database}/api/v1/query", params={"query": asked}).json()
-                found = answer["data"]["result"]
-                if found:
-                    break
-                time.sleep(0.1)
-    assert [float(one["value"][1]) for one in found] == [12.0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
-from scipy.stats import kendalltau, somersd
+from scipy.stats import somersd
 
 from presage.predictors.common.bootstrap import pair_ratio_cis, ratio_ci
 from presage.training.quantiles import QuantileFigures, discordance, measure, median_column
@@ -122,24 +122,6 @@ def distance(truth: ArrayLike, forecast: ArrayLike) -> float:
     return wrong.sum() / pairs.sum() if pairs.any() else math.nan
 
 
-def test_by_hand() -> None:
-    assert distance([1, 2, 3], [10, 20, 30]) == 0
-    assert distance([1, 2, 3], [3, 2, 1]) == 1
-    assert distance([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
-    assert distance([1, 2, 3], [7, 7, 7]) == 0.5, "a constant ranks nothing"
-    assert distance([1, 2, 3], [5, 5, 9]) == pytest.approx((0.5 + 0 + 0) / 3)
-    assert distance([1, 1, 2], [9, 3, 5]) == pytest.approx(1 / 2), "equal truths have no order"
-    assert math.isnan(distance([4, 4], [1, 2]))
-    assert math.isnan(distance([4], [1]))
-
-
-def test_the_pairs_of_each_step_by_hand() -> None:
-    wrong, pairs = discordance(np.array([1.0, 2.0, 3.0, 3.0]), np.array([2.0, 1.0, 1.0, 5.0]))
-    # 0-1 and 0-2 are wrong, 1-2 is tied by the forecast, 2-3 by the truth.
-    assert wrong.tolist() == [2, 1.5, 1.5, 0]
-    assert pairs.tolist() == [3, 3, 2, 2]
-
-
 @given(FEW)
 @example(drawn=([0.0, 2.0, 1.0, 1.0], [1.0, 1.0, 0.0, 2.0]))
 def test_law_it_is_what_scipy_says(drawn: tuple[list[float], list[float]]) -> None:
@@ -156,13 +138,6 @@ def test_law_it_is_what_scipy_says(drawn: tuple[list[float], list[float]]) -> No
         assert found == 0.5
     assert distance(truth, -forecast) == pytest.approx(1 - found)
     assert distance(truth, truth) == 0
-
-
-def test_without_ties_it_is_kendall_s_tau_turned_round() -> None:
-    rng = np.random.default_rng(0)
-    truth = rng.lognormal(6, 1.5, 3000).astype(np.float32)
-    forecast = truth * rng.lognormal(0, 1, 3000)
-    assert distance(truth, forecast) == pytest.approx((1 - kendalltau(truth, forecast).statistic) / 2, abs=1e-6)
 
 
 @given(FEW)

@@ -50,13 +50,6 @@ def test_an_unseen_outcome_is_wrong_in_accuracy_and_left_out_of_the_likelihood()
     assert BY_HAND.nll == pytest.approx((-(np.log(0.7) + np.log(0.3) + np.log(0.1) + np.log(0.2)) / 4,), rel=1e-6)
 
 
-def test_calibration_by_hand() -> None:
-    # Bins of width 1/15, from 0: .5 lies in bin 7, .6 (exactly 9/15) in 9, .7 (twice, once right) in 10, .9 in 13.
-    table = [(round(row.low * BINS), row.positions, row.accuracy) for row in BY_HAND.reliability[0]]
-    assert table == [(7, 1, 0.0), (9, 1, 0.0), (10, 2, 0.5), (13, 1, 0.0)]
-    assert BY_HAND.ece == pytest.approx(((0.5 + 0.6 + 2 * 0.2 + 0.9) / 5,), abs=1e-6)
-
-
 def test_the_interval_is_the_bootstrap_of_correct_and_positions() -> None:
     expected = ratio_ci(BY_HAND.correct[:, 0], BY_HAND.positions[:, 0], rng())
     assert BY_HAND.ci95 == (expected,)
@@ -93,12 +86,6 @@ def test_nothing_judged_is_null_in_json() -> None:
         "positions": [0],
         "reliability": [[]],
     }
-
-
-def test_json_holds_the_figures_and_the_bins() -> None:
-    found = json.loads(json.dumps(BY_HAND.to_dict(), allow_nan=False))
-    assert (found["workflows"], found["positions"], found["accuracy"]) == (2, [5], [0.2])
-    assert set(found["reliability"][0][0]) == {"low", "high", "positions", "confidence", "accuracy"}
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:

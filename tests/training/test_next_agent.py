@@ -11,14 +11,12 @@ import pyarrow.compute as pc
 import pytest
 from tiny_model import Tiny
 
-from presage.datasets.read import read_traces
 from presage.datasets.schema import digest
 from presage.datasets.synthetic.workflows import generate
 from presage.errors import ConfigurationError, TraceError
 from presage.predictors.next_agent.boosting import BoostingConfig
 from presage.predictors.next_agent.network_weights import NetworkConfig
 from presage.predictors.next_agent.parts import NextAgentConfig
-from presage.predictors.next_agent.predictor import NextAgentPredictor
 from presage.training.baselines import BASELINES
 from presage.training.next_agent.train import evaluate_model, train
 from presage.training.sets import SHARED_TASKS
@@ -28,10 +26,6 @@ FAST = NextAgentConfig(network=NetworkConfig(epochs=2), boosting=BoostingConfig(
 
 def drawn(workflows: int = 30, seed: int = 0) -> pa.Table:
     return generate("retry", workflows, seed, state_size=16).table
-
-
-def tasks(table: pa.Table) -> set[str]:
-    return set(pc.unique(table["task"]).to_pylist())
 
 
 def test_the_metrics_are_the_command_contract(tiny: Tiny) -> None:
@@ -163,15 +157,6 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         train(drawn(workflows), None, FAST, **options)  # type: ignore[arg-type]
-
-
-def test_forecasts_of_the_saved_model_are_those_of_the_trained_one(tiny: Tiny) -> None:
-    loaded = NextAgentPredictor.load(tiny.folder)
-    rows = read_traces([tiny.held_out]).table.slice(0, 40).to_pylist()
-    steps = [row for row in rows if row["workflow_id"] == rows[0]["workflow_id"]]
-    for length in range(1, len(steps) + 1):
-        mine, its = (p.forecast(steps[:length]) for p in (tiny.training.predictor, loaded))
-        assert mine == its
 
 
 def test_without_trees_it_trains() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,6 @@ def of_documentation() -> list[str]:
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
     questions = re.findall(r"^    (.*presage_.*)$", text.split("\n## Questions\n")[1].split("\n## ")[0], re.MULTILINE)
     return questions + re.findall(r"^ +expr: (.*)$", text, re.MULTILINE)
-
-
-def alerts() -> str:
-    """The groups of alerts in the documentation, as YAML."""
-    text = (DOCS / "metrics.md").read_text(encoding="utf-8").split("\n## Alerts\n")[1]
-    block = re.match(r"\s*\n((?:    .*\n|\n)+)", text)
-    assert block is not None
-    return textwrap.dedent(block[1])
 
 
 def metrics(expression: str) -> set[str]:

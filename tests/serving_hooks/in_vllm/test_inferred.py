@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_samples import BLOCK, HASHER, Engine, Request, RequestStatus, ask, build
+from vllm_samples import BLOCK, HASHER, Engine, Request, ask, build
 
 from presage.datasets.read import read_traces
 from presage.serving_hooks.identity.inference import MEASURED
@@ -124,22 +124,6 @@ def test_what_keeps_workflows_apart(tmp_path: Path, apart: str) -> None:
         assert loop.workflow != first
     else:
         assert loop.workflow is None
-
-
-def test_a_first_request_that_was_given_up_begins_nothing(tmp_path: Path) -> None:
-    engine = built(tmp_path)
-    prompt = SYSTEM + drawn(1, 40)
-    engine.scheduler.add_request(asked("given up", prompt))
-    engine.step()
-    engine.scheduler.finish_requests("given up", RequestStatus.FINISHED_ABORTED)
-    engine.run()
-    assert len(engine.scheduler.workflow_table) == 0
-    loop = Loop(engine, 1)
-    loop.step()
-    first = loop.workflow
-    loop.step()
-    assert loop.workflow == first
-    assert len(engine.scheduler.workflow_table) == 1
 
 
 def test_a_session_that_the_server_saw_is_a_workflow_at_once(tmp_path: Path) -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 from by_name import ForecastMonitor
-from crowds import Workflow, decide
 from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.serving_hooks import counts
 from presage.serving_hooks.counts import CounterMetric, EventCounts
 from presage.serving_hooks.metrics import METRICS, MOST_TYPES, OTHER, Sample
-from presage.serving_hooks.policies.admission import Admission, Phase
-from presage.serving_hooks.policies.steady_state import Rates
 from presage.serving_hooks.status import EngineStatus, read_status
 from presage.serving_hooks.workflows import EndReason
 from presage.serving_hooks.workflows.live import LiveForecast
@@ -88,57 +83,8 @@ def test_a_model_is_named_and_what_is_private_of_it_is_not() -> None:
     }
 
 
-def test_a_policy_is_on_or_it_is_not() -> None:
-    status = {"on": {"priority": True, "eviction": False}, "prefetch": {"on": False}}
-    assert samples("presage_policy_on", status) == {("priority",): 1, ("eviction",): 0, ("prefetch",): 0}
-
-
-def test_decisions_of_admission_are_counted_by_what_they_changed() -> None:
-    """Forty workflows where there is room for ten."""
-    counted = EventCounts(counts.ADMISSION_DECISIONS, counts.ADMISSION_CHANGES)
-    crowd = [Workflow(f"w{i:02}", Phase.READY) for i in range(40)]
-    admission = Admission(200_000, counts=counted)
-    rates = Rates(0.01, 1e-4, 1e-4, 100.0, 400.0, 64, np.linspace(0.1, 4.0, 40), end=1 / 30, miss_share=0.9)
-    decide(admission, crowd, None, 0.0)
-    for row in admission.workflows.rows():
-        admission.workflows.waits["inside"][row] = False  # they come only now
-    decision = decide(admission, crowd, rates, 2.0)
-    assert decision.held
-    everybody = decide(admission, [replace(one, phase=Phase.STEP) for one in crowd], rates, 4.0)  # all have begun
-    outlook = {"chosen": asdict(decision.chosen), "everybody": asdict(everybody.everybody)}
-    status = {"admission": {"held": 7, "held_s": 2.5, "outlook": outlook}, "counted": counted.by_metric()}
-    assert samples("presage_admission_decisions_total", status) == {("all",): 3, ("held",): 1}
-    held = len(decision.held)
-    assert samples("presage_admission_changes_total", status) == {
-        ("held",): held,
-        ("restored",): held,
-        ("paused",): 0,
-        ("let in",): 0,
-    }
-    assert samples("presage_expected_steps_per_second", status) == {
-        ("chosen",): decision.chosen.steps_per_s,
-        ("everybody",): everybody.everybody.steps_per_s,
-    }
-    admission_status = {"admission": {"recomputing_share": 0.4, "overdue": 3}}
-    assert samples("presage_recomputing_share", admission_status) == {(): 0.4}
-    assert samples("presage_overdue_workflows", admission_status) == {(): 3}
-    assert samples("presage_held_seconds_total", status) == {(): 2.5}
-    assert samples("presage_held_workflows", status) == {(): 7}
-    assert samples("presage_held_workflows", {"admission": None}) == {}
-
-
 def figures(accuracy: list[float | None], positions: list[int]) -> dict[str, Any]:
     return {"version 1": {"moments": {"prefill": {"accuracy": accuracy, "positions": positions}}}}
-
-
-def test_live_accuracy_by_steps_ahead_where_any_was_judged() -> None:
-    truth = {"workflow_types": {"review": figures([0.75, 0.5, None], [8, 4, 0])}}
-    assert samples("presage_forecast_accuracy", {"monitor": truth}) == {
-        ("review", "version 1", "prefill", "1"): 0.75,
-        ("review", "version 1", "prefill", "2"): 0.5,
-    }
-    assert samples("presage_forecast_accuracy", {"monitor": None}) == {}
-    assert samples("presage_forecast_accuracy", {}) == {}
 
 
 def test_of_many_workflow_types_those_judged_least_are_one_with_their_mean() -> None:

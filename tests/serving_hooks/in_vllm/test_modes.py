@@ -40,9 +40,8 @@ def test_who_ranks_hears_of_steps_where_eviction_is_off(tmp_path: Path, off: tup
     assert source.ended == heard
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize(("stock", "ours", "ahead"), BOTH)
-@pytest.mark.parametrize("mode", ["off", "shadow"])
+@pytest.mark.parametrize(("mode", "policy"), [("off", "priority"), ("shadow", "fcfs"), ("shadow", "priority")])
 def test_off_and_in_shadow_each_step_is_vllms_own(
     tmp_path: Path, stock: type[Any], ours: type[Any], ahead: bool, policy: str, mode: str
 ) -> None:
