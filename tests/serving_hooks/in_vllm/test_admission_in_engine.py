@@ -304,7 +304,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Any], method: str, after:
         *((IterationTimes, method) for method in ("scheduled", "updated")),
     ],
 )
-def test_when_it_fails_all_run_at_once(
+def test_when_it_fails_all_run_at_once_and_other_policies_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Any], method: str
 ) -> None:
     told(monkeypatch, lambda workflow: workflow.phase is Phase.STEP)
