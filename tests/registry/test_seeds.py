@@ -13,7 +13,7 @@ from presage.kinds.next_agent import gates as gates_of
 from presage.predictor_kinds import KINDS
 from presage.training.next_agent.train import fit_predictor
 
-SEEDS = 4
+SEEDS = 2
 MACHINE = {"latency"}
 """A gate that depends on what else the machine does."""
 
