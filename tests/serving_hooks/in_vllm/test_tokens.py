@@ -47,6 +47,8 @@ def test_the_hooks_change_no_token(model: Path) -> None:
         assert hooked["tokens"] == own
         assert hooked["preempted"] > 0
         assert hooked["status"]["on"] == {"priority": True, "eviction": True, "admission": True}
+        assert sum(hooked["status"]["evicted"].values()) > 0, "the cache was too small for all"
+        assert hooked["status"]["prompts"]["local_tokens"] > 0, "and was used"
         fetched = hooked["status"]["prefetch"]
         assert fetched["on"] == ("prefetch" in settings)
         assert not fetched["on"] or (fetched["tokens"] > 0 and fetched["used_tokens"] > 0)
