@@ -11,7 +11,7 @@ from presage.predictors.length.context import ContextGrowthConfig
 from presage.serving_hooks.vllm.scheduler import SyncWorkflowScheduler
 from presage.training.length.train import fit_lengths
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 ADMISSION = {"priority": False, "eviction": False, "reload_s": None, "forecast_deadline_ms": 1000.0}
 NO_MODELS = dict.fromkeys(("next_agent", "remaining_length", "return_time", "context_growth", "profile"))

@@ -12,7 +12,7 @@ from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 from presage.serving_hooks.monitoring.monitor import ForecastMonitor
 from presage.serving_hooks.workflows import EndReason
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 KEEP = (
     "workflows",

@@ -27,7 +27,7 @@ from presage.serving_hooks.workflows import WorkflowTable
 from presage.serving_hooks.workflows.live import LiveForecast
 from presage.testing.forecasts import Noise
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 SECRET = "what the prompt says"
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; the host's cache is a
 
 from presage.replay.host_tier import HostCache
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 

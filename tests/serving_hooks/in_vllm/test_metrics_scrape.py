@@ -33,7 +33,7 @@ from presage.serving_hooks.vllm.http.metrics_page import (
 )
 from presage.serving_hooks.vllm.iteration_times import Seconds
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.one_version]
 THEIRS = '# HELP vllm:requests Of vLLM.\n# TYPE vllm:requests gauge\nvllm:requests{engine="0"} 3.0\n'
 STATUS = {
     "workflows": 2,
