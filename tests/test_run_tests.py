@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,3 +79,25 @@ def test_files_that_take_long_are_named_with_their_seconds(tmp_path: Path) -> No
 def test_a_group_without_tests_is_no_failure_and_no_test_at_all_is(tmp_path: Path) -> None:
     assert run(tmp_path, good=PASSES)[0] == 0
     assert run(tmp_path, "-k", "nothing")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "left_out"),
+    [
+        ("vllm and not slow", True),
+        ("(vllm) and engine", True),
+        ("not vllm and not sdk", False),
+        ("vllm or engine", False),
+        ("hypothesis and not vllm", False),  # a mark of hypothesis, which no file bears
+        ("", False),
+    ],
+)
+def test_files_without_a_mark_that_is_asked_for_are_not_imported(
+    request: pytest.FixtureRequest, tmp_path: Path, asked: str, left_out: bool
+) -> None:
+    conftest = str(Path(__file__).resolve().parents[1] / "conftest.py")
+    (ours,) = (one for one in request.config.pluginmanager.get_plugins() if getattr(one, "__file__", "") == conftest)
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=asked), getini=request.config.getini)
+    for text, ignored in (("pytest.mark.slow", left_out), ("pytest.mark.vllm and pytest.mark.engine", False)):
+        (tmp_path / "test_one.py").write_text(text)
+        assert bool(ours.pytest_ignore_collect(tmp_path / "test_one.py", config)) is ignored
