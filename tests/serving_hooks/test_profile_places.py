@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from by_name import ByName, Forecaster, VersionedForecaster
 from profile_samples import Parents, coding, table_of
+from registry_database import new_database
 from serving_samples import Clock
 from tiny_model import Tiny
 
@@ -285,7 +286,7 @@ def test_the_setting_loads_a_profile_and_none_is_no_trouble(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_newer_champion_of_the_registry_goes_live(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     registry = open_registry(uri)
     for version, workflows in enumerate((PLAN, coding(300, seed=1)), 1):
         folder = tmp_path / str(version)

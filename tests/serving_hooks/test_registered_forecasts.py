@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from by_name import Forecaster, VersionedForecaster
+from registry_database import new_database
 from serving_samples import lengths_of
 from tiny_model import Tiny
 
@@ -50,7 +51,7 @@ def lengths(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_champions_of_the_registry_answer_both_policies(
     tiny: Tiny, lengths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     registry = open_registry(uri)
     for name, folder in (("next-agent", tiny.folder), ("remaining-length", lengths)):
         register(registry, folder, name=name, metrics={}, params={}, tags={}, input_example=[ROW])
@@ -83,7 +84,7 @@ def test_an_engine_names_what_its_champion_was_promoted_with_and_it_does_not_sup
     config = NextAgentConfig(network=NetworkConfig(epochs=1), boosting=BoostingConfig(rounds=2))
     reads_text = fit_predictor(generate("retry", 40, 0, state_size=16).table, config, states="text").predictor
     reads_text.save(tmp_path / "model")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     registry = open_registry(uri)
     register(registry, tmp_path / "model", name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -188,7 +189,7 @@ def test_without_a_registry_nothing_is_known_nothing_raised_and_nothing_made(
 def test_what_the_registry_does_not_hold_is_told_and_the_rest_is_used(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = new_database(tmp_path / "mlflow.db")
     registry = open_registry(uri)
     register(registry, tiny.folder, name="next-agent", metrics={}, params={}, tags={}, input_example=[ROW])
     here = tmp_path / "elsewhere"

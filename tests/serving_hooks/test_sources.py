@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from by_name import Forecaster
+from registry_database import new_database
 from serving_samples import lengths_of
 from tiny_model import STATE_SIZE, Tiny
 
@@ -52,7 +53,7 @@ def test_nothing_asked_for_is_nothing_and_no_warning(caplog: pytest.LogCaptureFi
 
 @pytest.mark.slow
 def test_an_alias_of_the_registry_becomes_a_version(tiny: Tiny, tmp_path: Path) -> None:
-    registry = open_registry(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    registry = open_registry(new_database(tmp_path / "mlflow.db"))
     register(
         registry,
         tiny.folder,
