@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -164,9 +165,10 @@ def test_a_model_that_lost_says_so_last_and_is_not_promoted(tmp_path: Path, tiny
     assert "LOST: " in quiet.err
 
 
-def test_a_version_is_judged_under_what_will_ask_it(tiny: Tiny, database: str) -> None:
+def test_a_version_is_judged_under_what_will_ask_it(tiny: Tiny, tmp_path: Path, database: str) -> None:
     uri = ("--tracking-uri", database, "--json")
-    assert run("register", tiny.folder, "--name", "profiles", *uri).code == 0
+    learnt = shutil.copytree(tiny.folder, tmp_path / "learnt")  # its metrics get name and version
+    assert run("register", learnt, "--name", "profiles", *uri).code == 0
     judged = {}
     for target in ("engine", "gateway", "full"):
         ran = run("promote", "profiles", "--version", 1, "--traces", tiny.held_out, "--profile", target, *uri)
@@ -191,11 +193,12 @@ def test_a_champion_that_cannot_be_read_does_not_bar_its_successor(tiny: Tiny, t
     database = new_database(tmp_path / "mlflow.db")
     uri = ("--tracking-uri", database, "--json")
     held = ("--traces", tiny.held_out)
-    assert run("register", tiny.folder, "--name", "old", *uri).code == 0
+    learnt = shutil.copytree(tiny.folder, tmp_path / "learnt")  # its metrics get name and version
+    assert run("register", learnt, "--name", "old", *uri).code == 0
     assert run("promote", "old", "--version", 1, *held, *uri).code == 0
     for config in (tmp_path / "mlartifacts").rglob("artefact/config.json"):
         config.write_text(json.dumps(json.loads(config.read_text()) | {"format_version": 1}))
-    assert run("register", tiny.folder, "--name", "old", *uri).code == 0
+    assert run("register", learnt, "--name", "old", *uri).code == 0
     ran = run("promote", "old", "--version", 2, *held, *uri)
     assert (ran.code, ran.json["moved"], ran.json["previous"]) == (0, True, 1)
     assert "the champion, version 1, cannot be read" in ran.err

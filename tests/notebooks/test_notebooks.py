@@ -165,8 +165,8 @@ def test_next_agent_accuracy(tmp_path: Path) -> None:
     assert found["difference"] == pytest.approx(
         found["accuracy"]["Bayes-optimal"]["completion"][0] - found["accuracy"]["presage"]["completion"][0]
     )
-    assert found["sizes"] == [25, 50, 60]
-    assert len(found["curve"]) == 3
+    assert found["sizes"] == [25, 60]
+    assert len(found["curve"]) == 2
     assert found["sources"].keys() >= {"captured", "text", "none"}
     assert found["layers"] == ["10", "norm"]
 

@@ -30,7 +30,7 @@ texts: st.SearchStrategy[Any] = st.one_of(
 states: st.SearchStrategy[Any] = st.sampled_from(
     [None, np.ones(STATE_SIZE, np.float32), np.zeros(3), np.full(STATE_SIZE, np.nan), "state", [[1.0]], object()]
 )
-ids = (st.just("retry") | st.text(max_size=5), st.sampled_from(["a", "b", "x" * 500]))
+ids = (st.just("retry") | st.text("abé ", max_size=5), st.sampled_from(["a", "b", "x" * 500]))
 begin = st.builds(
     lambda w, i, a, step, tokens, text, system, model, state: (
         "on_prefill",
