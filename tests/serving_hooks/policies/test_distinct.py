@@ -51,6 +51,14 @@ def test_many_are_nearly_counted_in_a_tree_that_has_an_end() -> None:
     assert distinct.known(hashes([1, *range(20_000)])) == 0
 
 
+def test_of_long_conversations_with_one_beginning_each_is_known_nearly() -> None:
+    distinct, branches = Distinct(1024), [hashes([*range(3000), branch, *range(3000)]) for branch in (-1, -2)]
+    for prompt in branches:
+        distinct.add(prompt)
+    assert len(distinct) == pytest.approx(9000, rel=0.01)
+    assert [distinct.known(prompt) for prompt in branches] == pytest.approx([6000, 6000], rel=0.01)
+
+
 def test_what_no_later_prompt_reads_is_counted_nearly_too() -> None:
     """The output of each step stands behind an instruction that moves: a run for each step."""
     distinct, model = Distinct(1024), set[bytes]()

@@ -21,7 +21,7 @@ def test_the_likeliest_prompt_comes_first_and_the_last_one_in_part() -> None:
 
 
 def test_prompts_of_equal_value_keep_their_order() -> None:
-    assert plan(CONFIG, SPARE, MOVED, [(0.5, 5), (0.6, 5), (0.5, 7)]) == [(1, 5), (0, 5), (2, 7)]
+    assert plan(CONFIG, SPARE, MOVED, [(0.5, 5), (0.6, 1), (0.5, 7)]) == [(1, 1), (0, 5), (2, 7)]
 
 
 @pytest.mark.parametrize(
