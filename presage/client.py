@@ -5,7 +5,8 @@
         client.chat.completions.create(...)
 
 An event hook of the HTTP client (httpx or httpx2) writes the names into headers of each request. The gateway takes them
-off, so no server behind it sees them. Without a workflow around it a request is sent as it is.
+off, so no server behind it sees them. Without a workflow around it a request is sent as it is. A workflow that waits
+for a human is left with `pause()` and entered again by its id, hours later and in any process.
 
 The names follow the context: threads that copy it (LangGraph's) and asyncio tasks inherit them. This module imports the
 standard library alone until one of the client libraries is used, so it can be copied into an application.
@@ -13,6 +14,7 @@ standard library alone until one of the client libraries is used, so it can be c
 
 from __future__ import annotations
 
+import os
 import threading
 import urllib.request
 import uuid
@@ -38,29 +40,42 @@ class _Run:
     Attributes:
         agent: of its requests that no `agent` surrounds.
         places: where its requests went, and with which key: it is ended there.
+        entered_by_id: whether another process may have sent its earlier requests.
+        pauses: whether leaving it does not end it.
     """
 
     workflow_type: str
     workflow_id: str
     agent: str = ""
     places: dict[str, str] = field(default_factory=dict)
+    entered_by_id: bool = False
+    pauses: bool = False
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """Tells the gateway in a thread, since the caller may be an event loop; a failure leaves it to expire."""
-        if self.places:
-            threading.Thread(target=self._end).start()
+        places = self.places or (_default_places() if self.entered_by_id else {})
+        if places:
+            threading.Thread(target=self._tell, args=(places, "pause" if self.pauses else "end")).start()
 
-    def _end(self) -> None:
-        path = (
-            f"/v1/workflows/{quote(self.workflow_id, safe='')}/end?workflow_type={quote(self.workflow_type, safe='')}"
-        )
-        for place, key in self.places.items():
+    def _tell(self, places: dict[str, str], what: str) -> None:
+        names = quote(self.workflow_id, safe=""), what, quote(self.workflow_type, safe="")
+        path = "/v1/workflows/{}/{}?workflow_type={}".format(*names)
+        for place, key in places.items():
             headers = {"authorization": key} if key else {}
             request = urllib.request.Request(place + path, data=b"", headers=headers, method="POST")
             with suppress(OSError), urllib.request.urlopen(request, timeout=_END_S):
                 pass
 
 
+def _default_places() -> dict[str, str]:
+    """Where this process sent its latest named request, else where OpenAI's clients send theirs."""
+    place, api, _ = (os.environ.get("OPENAI_BASE_URL", "") + "/").partition("/v1/")
+    key = os.environ.get("OPENAI_API_KEY")
+    return _LATEST or ({place: f"Bearer {key}" if key else ""} if api else {})
+
+
+_LATEST: dict[str, str] = {}
+"""The place of the latest named request, and its key."""
 _RUN: ContextVar[_Run | None] = ContextVar("presage_workflow", default=None)
 _AGENT: ContextVar[str] = ContextVar("presage_agent", default="")
 
@@ -69,18 +84,30 @@ _AGENT: ContextVar[str] = ContextVar("presage_agent", default="")
 def workflow(workflow_type: str, workflow_id: str | None = None, *, agent: str = "") -> Iterator[str]:
     """Names the requests within it, and ends the workflow at the gateway after it; yields the workflow's id.
 
+    After `pause()` leaving it does not end it: whoever enters it by its id, in any process, goes on with it.
+
     Args:
         workflow_id: unique to this run of the application; default: drawn at random.
         agent: of requests within it that no `agent` surrounds.
     """
-    run = _Run(workflow_type, workflow_id or uuid.uuid4().hex, agent)
+    run = _Run(workflow_type, workflow_id or uuid.uuid4().hex, agent, entered_by_id=workflow_id is not None)
     before, outer = _RUN.set(run), _AGENT.set("")
     try:
         yield run.workflow_id
     finally:
         _RUN.reset(before)
         _AGENT.reset(outer)
-        run.end()
+        run.leave()
+
+
+def pause() -> None:
+    """The workflow around it pauses, for a human's answer or a worker elsewhere: leaving it does not end it.
+
+    The gateway keeps it until its next request, for three days at most. Outside of a workflow it does nothing.
+    """
+    run = _RUN.get()
+    if run is not None:
+        run.pauses = True
 
 
 @contextmanager
@@ -108,6 +135,8 @@ def add_names(request: Any) -> None:
     run, (place, api, _) = _RUN.get(), str(request.url).partition("/v1/")
     if run is not None and api:
         run.places[place] = request.headers.get("authorization", "")
+        _LATEST.clear()
+        _LATEST[place] = run.places[place]
 
 
 async def add_names_async(request: Any) -> None:
@@ -138,57 +167,83 @@ def _hooked(options: dict[str, Any], hook: Any) -> dict[str, Any]:
     return {**options, "event_hooks": {**hooks, "request": [*hooks.get("request", ()), hook]}}
 
 
-def langchain_handler(workflow_type: str = "") -> Any:
+def langchain_handler(workflow_type: str = "", workflow_id: str | None = None) -> Any:
     """A callback handler of LangChain and LangGraph, for `config={"callbacks": [langchain_handler()]}`.
 
     One run of a graph or chain is a workflow, which ends with it, unless a `workflow` surrounds it; agents are named by
-    the nodes of the graph. The models need an HTTP client with the hook.
+    the nodes of the graph. A graph that is interrupted or drained pauses: the run that resumes its thread, in any
+    process, goes on with its workflow. The models need an HTTP client with the hook.
 
     Args:
         workflow_type: default: the name of the graph or chain.
+        workflow_id: default: the `thread_id` of the configuration, else drawn at random.
     """
-    from langchain_core.callbacks import BaseCallbackHandler
+    try:
+        from langgraph.callbacks import GraphCallbackHandler as Handler
+    except ImportError:
+        from langchain_core.callbacks import BaseCallbackHandler as Handler  # type: ignore[assignment]
 
-    class PresageHandler(BaseCallbackHandler):
+    class PresageHandler(Handler):
         run_inline = True  # in the context that sends the request
 
         def __init__(self) -> None:
             self._runs: dict[Any, _Run] = {}  # of each chain that runs
+            self._begun: dict[Any, _Run] = {}  # by the outermost chain or model of each
             self._before: dict[Any, tuple[_Run | None, str]] = {}
 
         def on_chain_start(self, *_: Any, **event: Any) -> None:
             run = self._runs.get(event.get("parent_run_id")) or _RUN.get()
-            given = workflow_type or event.get("name") or "langchain"
-            self._runs[event["run_id"]] = run or _Run(given, str(event["run_id"]))
+            self._runs[event["run_id"]] = run or self._begin(event, event.get("name"))
 
         def on_chain_end(self, *_: Any, **event: Any) -> None:
-            self._ended(self._runs.pop(event["run_id"], None), event)
+            self._runs.pop(event["run_id"], None)
+            self._end(event)
 
-        def on_chain_error(self, *_: Any, **event: Any) -> None:
+        def on_chain_error(self, error: Any = None, *_: Any, **event: Any) -> None:
+            if type(error).__name__ == "GraphDrained":  # its process shuts down; another one resumes it
+                self._pauses(event["run_id"], True)
             self.on_chain_end(**event)
+
+        def on_interrupt(self, event: Any) -> None:
+            self._pauses(event.run_id, True)
+
+        def on_resume(self, event: Any) -> None:
+            self._pauses(event.run_id, False)
 
         def on_chat_model_start(self, *_: Any, **event: Any) -> None:
             before = self._before[event["run_id"]] = _RUN.get(), _AGENT.get()
             run = self._runs.get(event.get("parent_run_id")) or before[0]
-            _RUN.set(run or _Run(workflow_type or "langchain", str(event["run_id"])))
+            _RUN.set(run or self._begin(event, None))
             _AGENT.set(graph_node(event.get("metadata") or {}) or before[1])
 
         def on_llm_start(self, *_: Any, **event: Any) -> None:
             self.on_chat_model_start(**event)
 
         def on_llm_end(self, *_: Any, **event: Any) -> None:
-            run, before = _RUN.get(), self._before.pop(event["run_id"], None)
+            before = self._before.pop(event["run_id"], None)
             if before is not None:
                 _RUN.set(before[0])
                 _AGENT.set(before[1])
-            self._ended(run, event)  # a model without a chain around it
+            self._end(event)  # a model without a chain around it
 
         def on_llm_error(self, *_: Any, **event: Any) -> None:
             self.on_llm_end(**event)
 
-        def _ended(self, run: _Run | None, event: dict[str, Any]) -> None:
-            if run is not None and run.workflow_id == str(event["run_id"]):
-                run.end()
+        def _begin(self, event: dict[str, Any], name: str | None) -> _Run:
+            given = workflow_id or (event.get("metadata") or {}).get("thread_id")
+            run = _Run(workflow_type or name or "langchain", str(given or event["run_id"]), entered_by_id=bool(given))
+            self._begun[event["run_id"]] = run
+            return run
+
+        def _pauses(self, run_id: Any, pauses: bool) -> None:
+            run = self._runs.get(run_id)
+            if run is not None:
+                run.pauses = pauses
+
+        def _end(self, event: dict[str, Any]) -> None:
+            run = self._begun.pop(event["run_id"], None)
+            if run is not None:
+                run.leave()
 
     return PresageHandler()
 

@@ -156,6 +156,10 @@ class Decisions:
         """Its client ends a workflow, named with its tenant; False if it does not run."""
         return self.table.end(Step(workflow_type, workflow_id, "").workflow, EndReason.FINISHED)
 
+    def pause(self, workflow_id: str, workflow_type: str) -> bool:
+        """As `end`, of a workflow that goes on later."""
+        return self.table.pause(Step(workflow_type, workflow_id, "").workflow)
+
     @property
     def next_agents(self) -> NextAgents | None:
         """The source of forecasts of next agents."""

@@ -108,6 +108,7 @@ class Front:
             Route("/v1/workflows/mode", self._mode, methods=["GET", "POST"]),
             Route("/v1/workflows/{workflow_id:path}/explain", self._explain, methods=["GET"]),
             Route("/v1/workflows/{workflow_id:path}/end", self._end, methods=["POST"]),
+            Route("/v1/workflows/{workflow_id:path}/pause", self._pause, methods=["POST"]),
             Route("/{path:path}", _Endpoint(self, self._passed_on)),
         ]
         return Starlette(
@@ -426,18 +427,25 @@ class Front:
 
     async def _explain(self, request: Request) -> Response:
         """Explains a workflow of the caller's tenant."""
-        tenant = self.keys.tenant(_headers(request.scope))
-        name, kind = request.path_params["workflow_id"], request.query_params.get("workflow_type", "")
-        found = self.decisions.explain(kind[:256], scoped(tenant, name[:256]))
+        workflow_id, workflow_type = self._named(request)
+        found = self.decisions.explain(workflow_type, workflow_id)
         if not any(found[key] for key in ("alive", "forecasts", "decisions")):
             raise Refusal(404, "The gateway does not know this workflow; give its workflow_type.", "not_found")
         return JSONResponse({"engines": [found]})
 
     async def _end(self, request: Request) -> Response:
         """Ends a workflow of the caller's tenant."""
+        return JSONResponse({"ended": self.decisions.end(*self._named(request))})
+
+    async def _pause(self, request: Request) -> Response:
+        """Keeps a workflow of the caller's tenant until its next request."""
+        return JSONResponse({"paused": self.decisions.pause(*self._named(request))})
+
+    def _named(self, request: Request) -> tuple[str, str]:
+        """The workflow that a path names, within the caller's tenant, and its type."""
         tenant = self.keys.tenant(_headers(request.scope))
-        name, kind = request.path_params["workflow_id"], request.query_params.get("workflow_type", "")
-        return JSONResponse({"ended": self.decisions.end(scoped(tenant, name[:256]), kind[:256])})
+        kind = request.query_params.get("workflow_type", "")
+        return scoped(tenant, request.path_params["workflow_id"][:256]), kind[:256]
 
 
 class _Endpoint:

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from test_front import eventually
 
 from presage import client as presage_client
 from presage.client import add_names, agent, names, workflow
+from presage.serving_hooks.workflows import EndReason
 
 openai = pytest.importorskip("openai", reason="the extra `clients` is not installed")
 MESSAGES = [{"role": "user", "content": "Plan a trip to the sea."}]
@@ -105,6 +107,42 @@ def test_a_graph_names_its_nodes_and_ends_its_workflow(behind: Behind, how: str)
     assert found[0][1] != found[2][1]
     assert eventually(lambda: not len(behind.front.decisions.table))
     assert names() == {}
+
+
+def test_a_graph_that_a_human_interrupts_is_one_workflow_with_one_end_in_any_process(tmp_path: Path) -> None:
+    pytest.importorskip("langgraph", reason="the extra `clients` is not installed")
+    with behind_gateway() as behind:
+        from approval_app import __file__ as script
+        from approval_app import answers
+
+        table, checkpoints = behind.front.decisions.table, tmp_path / "checkpoints"
+        assert answers(behind.url, checkpoints, "begin") == ["asks", "asks"]
+        assert eventually(lambda: all(workflow.paused_until for workflow in table))
+        assert (len(table), sum(table.ends.values())) == (2, 0)
+        command = [sys.executable, script, behind.url, str(checkpoints), "yes"]
+        assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "['done', 'done']\n"
+        threads = [("approval", f"thread-{number}") for number in (0, 1)]
+        steps = [(kind, name, role) for kind, name, role in named(behind) if (kind, name) == threads[0]]
+        assert [role for *_, role in steps] == ["planner", "writer"]
+        assert {(kind, name) for kind, name, _ in named(behind)} == set(threads)
+        assert eventually(lambda: not len(table))
+        assert table.ends == {EndReason.FINISHED: 2}
+
+
+def test_a_run_that_goes_on_without_a_request_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with behind_gateway() as behind:
+        client = openai.OpenAI(base_url=behind.url, api_key="none", http_client=presage_client.http_client())
+        with workflow("report", "r-1"):
+            client.chat.completions.create(model="simulated", messages=MESSAGES)
+            presage_client.pause()
+        table = behind.front.decisions.table
+        assert eventually(lambda: all(paused.paused_until for paused in table))
+        monkeypatch.setattr(presage_client, "_LATEST", {})  # as in another process
+        monkeypatch.setenv("OPENAI_BASE_URL", behind.url)
+        with workflow("report", "r-1"):  # the human says no
+            pass
+        assert eventually(lambda: not len(table))
+        assert table.ends == {EndReason.FINISHED: 1}
 
 
 def test_a_graph_and_a_model_alone_stay_in_the_workflow_around_them() -> None:

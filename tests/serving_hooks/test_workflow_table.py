@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_samples import Clock
 
-from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
+from presage.serving_hooks.workflows import PAUSED_S, EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.identity import Step, scoped, workflow_key
 
 
@@ -67,6 +67,22 @@ def test_an_end_is_announced_once_and_the_name_may_come_back_as_a_new_workflow()
     assert key in of.table
 
 
+def test_a_paused_workflow_outlives_its_time_to_live_until_its_next_request() -> None:
+    of = Watched()
+    for name in ("a", "b"):
+        of.arrived(name, name, 0)
+        of.finished(name, 0)
+    assert (of.table.pause(workflow_key("t", "a")), of.table.pause(workflow_key("t", "never came"))) == (True, False)
+    assert of.expired(PAUSED_S - 1) == ["b"]
+    of.arrived("a again", "a", PAUSED_S - 1)
+    of.finished("a again", PAUSED_S)
+    assert (of.expired(PAUSED_S + 9), of.expired(PAUSED_S + 10)) == ([], ["a"])
+    of.arrived("c", "c", PAUSED_S)
+    of.finished("c", PAUSED_S)
+    of.table.pause(workflow_key("t", "c"))
+    assert (of.expired(2 * PAUSED_S - 1), of.expired(2 * PAUSED_S + 10)) == ([], ["c"]), "nobody answered"
+
+
 def test_requests_of_an_ended_workflow_are_no_steps_of_the_one_that_comes_back() -> None:
     of = Watched()
     of.arrived("1", "a", 0)
@@ -100,6 +116,7 @@ events = st.one_of(
     st.tuples(st.just("arrived"), st.sampled_from("abc"), st.sampled_from(["", "key-1"])),
     st.tuples(st.just("finished"), st.integers(0, 30)),
     st.tuples(st.just("end"), st.sampled_from("abc"), st.sampled_from(EndReason)),
+    st.tuples(st.just("pause"), st.sampled_from("abc")),
     st.tuples(st.just("wait"), st.floats(0, 8)),
 )
 
@@ -117,12 +134,14 @@ def test_whatever_happens_an_end_follows_each_beginning_and_nothing_is_left(happ
             of.table.finished(requests[more[0] % len(requests)])
         elif name == "end":
             of.table.end(workflow_key("t", more[0]), more[1])
+        elif name == "pause":
+            of.table.pause(workflow_key("t", more[0]))
         elif name == "wait":
             of.clock.now += more[0]
             of.table.expire()
         assert begun == len(of.ends) + len(of.table)
     for request in requests:
         of.table.finished(request)
-    of.expired(of.clock.now + 11)
+    of.expired(of.clock.now + PAUSED_S + 11)
     assert begun == len(of.ends) == sum(of.table.ends.values())
     assert not any(of.table.debug_state().values())

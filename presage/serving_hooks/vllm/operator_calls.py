@@ -38,6 +38,10 @@ class OperatorCalls(Hooks):
         workflow = workflow_key(workflow_type, workflow_id)
         return bool(self._bookkeeping.attempt(self.workflow_table.end, workflow, EndReason.FINISHED))
 
+    def workflow_paused(self, workflow_type: str, workflow_id: str) -> bool:
+        """Keeps a workflow until its next request; returns whether it was known."""
+        return bool(self._bookkeeping.attempt(self.workflow_table.pause, workflow_key(workflow_type, workflow_id)))
+
     def step_answered(
         self,
         workflow_type: str,

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 TIME_TO_LIVE_S: Final = 600.0
 """The default: longer than most tools take."""
 
+PAUSED_S: Final = 3 * 86_400.0
+"""How long a workflow is kept whose client says that it pauses: a human may answer after a weekend."""
+
 MOST_WORKFLOWS: Final = 100_000
 """Running at once, by default. Requests of further workflows are counted, and served as requests without one."""
 
@@ -165,6 +168,7 @@ class Workflow:
         latest: the number of the latest step, from 0.
         left_by, left_at: workflow type and agent of the step that left last, and when.
         deadline_at: when it has to have ended; infinity without a deadline.
+        paused_until: when it expires though it pauses; 0 while it does not.
         requests: its steps in the engine, by request id.
         forecasts: the latest for it.
         forecast_state, context_state, return_state: what the sources of next agents, context growth and return times go
@@ -186,6 +190,7 @@ class Workflow:
     left_by: tuple[str, str] | None = None
     left_at: float = 0.0
     deadline_at: float = math.inf
+    paused_until: float = 0.0
     requests: dict[str, RunningStep] = field(default_factory=lambda: _NO_REQUESTS)
     forecasts: WorkflowForecasts = field(default_factory=WorkflowForecasts)
     forecast_state: PartState | None = None
@@ -279,7 +284,7 @@ class WorkflowTable:
             now = self._clock()
             running = self._running[workflow] = Workflow(step, now, now)
         else:
-            running.step, running.active_at = step, self._clock()
+            running.step, running.active_at, running.paused_until = step, self._clock(), 0.0
             self._running.move_to_end(workflow)
         running.steps += 1
         running.requests = running.requests or {}
@@ -329,6 +334,13 @@ class WorkflowTable:
             del self._steps[request_id]
         return True
 
+    def pause(self, workflow: str) -> bool:
+        """Keeps the workflow with this key until its next request, `PAUSED_S` at most; False if it is not running."""
+        running = self._running.get(workflow)
+        if running is not None:
+            running.paused_until = self._clock() + PAUSED_S
+        return running is not None
+
     def expire(self) -> None:
         """Ends the workflows whose time to live has passed. Costs O(expired workflows + busy ones before them)."""
         now = self._clock()
@@ -336,7 +348,7 @@ class WorkflowTable:
             workflow, running = next(iter(self._running.items()))
             if now - running.active_at < self._time_to_live_s:
                 return
-            if running.requests:  # a request in the engine keeps its workflow
+            if running.requests or now < running.paused_until:  # a request in the engine keeps its workflow
                 running.active_at = now
                 self._running.move_to_end(workflow)
             else:

@@ -40,6 +40,7 @@ from presage.serving_hooks.workflows.observed import REQUEST
 from presage.serving_hooks.workflows.tenants import ANONYMOUS, ARGUMENT, Tenants
 
 ADMIN = "an admin's long key"
+ENDS = {"end": "workflow_ended", "pause": "workflow_paused"}
 
 
 class Engine:
@@ -61,7 +62,7 @@ class Engine:
         if method == "set_mode":
             core = SimpleNamespace(scheduler=SimpleNamespace(set_mode=self.set_mode))
             return [plugin.call_scheduler(core, method, args)]
-        return [args == ("t", scoped("key-1", "r1"))] if method == "workflow_ended" else [{}]
+        return [args == ("t", scoped("key-1", "r1"))] if method in ENDS.values() else [{}]
 
     def set_mode(self, mode: str, policy: str | None, workflow_type: str | None) -> dict[str, Any]:
         self.modes.set(mode, policy, workflow_type)
@@ -208,13 +209,14 @@ def test_a_server_whose_users_may_be_joined_in_a_recording_says_so(
     assert (plugin.JOINED in caplog.text) is warned
 
 
-def test_an_end_reaches_the_workflow_of_the_client_that_says_it_and_no_other() -> None:
+@pytest.mark.parametrize("what", ENDS)
+def test_an_end_or_a_pause_reaches_the_workflow_of_the_client_that_says_it_and_no_other(what: str) -> None:
     http, engine = server("one", "two")
-    end = "/v1/workflows/r1/end?workflow_type=t"
-    assert [http.post(end, headers=bearer(key)).json()["ended"] for key in ("one", "two")] == [False, True]
-    assert [called[2] for called in engine.called] == [scoped("key-0", "r1"), scoped("key-1", "r1")]
-    forged = f"/v1/workflows/key-1{MARK}r1/end?workflow_type=t"
-    assert not http.post(forged, headers=bearer("one")).json()["ended"]
+    path = f"/v1/workflows/r1/{what}?workflow_type=t"
+    assert [any(http.post(path, headers=bearer(key)).json().values()) for key in ("one", "two")] == [False, True]
+    assert [called[::2] for called in engine.called] == [(ENDS[what], scoped(f"key-{key}", "r1")) for key in (0, 1)]
+    forged = f"/v1/workflows/key-1{MARK}r1/{what}?workflow_type=t"
+    assert not any(http.post(forged, headers=bearer("one")).json().values())
 
 
 def test_one_id_of_two_tenants_is_two_workflows_and_no_name_a_client_writes_is_anothers() -> None:

@@ -1,9 +1,10 @@
-"""HTTP routes: end a workflow, status, explanations, and modes of policies.
+"""HTTP routes: end or pause a workflow, status, explanations, and modes of policies.
 
 There are two vLLM plugins named `presage`: one adds a method to the engine core, the other adds the routes that call
 it. vLLM loads routes only if `VLLM_PLUGINS=presage` names them.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
+    POST /v1/workflows/r1/pause?workflow_type=review ->  {"paused": true}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
     GET  /metrics                                    ->  vLLM's metrics, followed by ours (metrics.py)
     GET  /v1/workflows/r1/explain?workflow_type=review  ->  {"engines": [...]}, of those that know it
@@ -191,6 +192,9 @@ class WorkflowRoutes:
             answers = await self._call("workflow_ended", types.pop() if types else "", _own(workflow_id))
             return {"ended": any(answers)}
 
+        async def pause(workflow_id: Id, workflow_type: Type = None) -> dict[str, bool]:
+            return {"paused": any(await self._call("workflow_paused", workflow_type or "", _own(workflow_id)))}
+
         async def status_of_all(sent: AdminKey = None) -> dict[str, list[Any]]:
             """Without the names of other tenants, except for the admin."""
             whole = key is not None and sent is not None and admin.refusal(sent, key) is None
@@ -206,6 +210,7 @@ class WorkflowRoutes:
 
         # `:path`, since an id may contain a slash.
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
+        app.add_api_route("/v1/workflows/{workflow_id:path}/pause", pause, methods=["POST"])
         app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
         app.add_middleware(Appended, ask=StatusCache(self._statuses), types=config.metrics_by_type)
