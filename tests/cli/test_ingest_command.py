@@ -122,8 +122,13 @@ def test_without_ray_the_flag_says_what_to_install(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_ray_makes_the_same_store_and_names_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray.data")
+def test_ray_makes_the_same_store_and_names_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    ray = pytest.importorskip("ray")
+    request.addfinalizer(ray.shutdown)
+    stops: list[bool] = []
+    monkeypatch.setattr(ray, "shutdown", lambda: stops.append(True))  # one Ray for both commands
     monkeypatch.setattr(sources, "GROUP_BYTES", 1)  # a task a file
     paths = [
         write(tmp_path / f"{name}.jsonl", rows("abc", "abab", "ba", workflow_type=name, start_time=1.0))
@@ -138,6 +143,7 @@ def test_ray_makes_the_same_store_and_names_bad_input(tmp_path: Path, monkeypatc
     refused = run("traces", "ingest", *paths, bad, "--to", tmp_path / "refused", "--ray")
     assert "bad.jsonl, line 1: not JSON" in refused.complaint
     assert not (tmp_path / "refused").exists()
+    assert stops == [True], "who has started it stops it, and nobody else"
 
 
 NEW_YEAR = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
