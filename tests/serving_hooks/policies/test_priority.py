@@ -66,6 +66,7 @@ def test_a_finished_request_leaves_nothing_behind_that_ages_its_successor_early(
     stjf.add("a", 0, 0.0, "coding", 5)
     stjf.remove("a")
     stjf.remove("a")
+    assert len(stjf) == 0
     stjf.add("a", 2, 0.0, "coding", 5)
     assert [stjf.age(i) for i in range(3, 6)] == [[], [], ["a"]]
     assert len(stjf) == 1
