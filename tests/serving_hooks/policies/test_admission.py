@@ -151,6 +151,7 @@ def test_a_paused_one_waits_for_its_tool_and_then_comes_first() -> None:
     new = [ready(f"n{i}", since=2.5) for i in range(9)]
     decision = decide(admission, [*inside[1:], *away, *new, returned], THRASHING, 3.0)
     assert returned.id in decision.run
+    assert waited_s(admission, returned, 3.0) == pytest.approx(0.5), "what its tool took is no wait for admission"
     assert not decision.run & {one.id for one in new}
     assert admission.counts.by_key()["restored"] == 1
 

@@ -105,6 +105,16 @@ def test_who_comes_later_has_saved_nothing_up() -> None:
     assert sum(one.group == b for one in then) == pytest.approx(len(then) / 2, abs=2)
 
 
+def test_nor_has_a_type_of_a_tenant() -> None:
+    shares, heads = FairShares(), {"a": (True, 0), "late": (True, 1)}
+    for waiting, group, tokens in (("a",), "a", 100.0), (("a",), "a", 10.0), (("a", "late"), "late", 20.0):
+        shares.wait(waiting)
+        shares.charge(group, tokens)
+    assert shares.next(heads) == "a", "late counts from the 110 tokens of a"
+    shares.charge("a", 30.0)
+    assert shares.next(heads) == "late"
+
+
 def test_a_workflow_that_would_miss_its_deadline_goes_first_the_earliest_of_them_before() -> None:
     admission = with_places(1)
     crowd = crowd_of("t", 5)
