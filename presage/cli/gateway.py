@@ -45,6 +45,13 @@ def gateway(
         float | None,
         typer.Option(help="Seconds without a request after which a workflow has ended. [default: 600]"),
     ] = None,
+    workflow_type: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of workflows whose clients name none. Default: app- and a hash of the first agent; by API key, "
+            "route or header in a gateway file."
+        ),
+    ] = None,
     mode: Annotated[
         str | None, typer.Option(help="off (proxy only), shadow (forecast and record, change nothing) or on.")
     ] = None,
@@ -101,6 +108,9 @@ def gateway(
         if kind not in kinds or not reference:
             raise ConfigurationError(f"--forecaster {named!r}: give KIND=MODEL, KIND being one of {', '.join(kinds)}")
         given.setdefault("forecasts", {})[kind.replace("-", "_")] = reference
+    if workflow_type is not None:
+        types = given.get("workflow_type")
+        given["workflow_type"] = {**(types if isinstance(types, dict) else {}), "default": workflow_type}
     if mode is not None:
         given["modes"] = {**given.get("modes", {}), "default": mode}
     hosts = _hosts(ext_proc, dynamo_planner)

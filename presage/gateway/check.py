@@ -38,6 +38,7 @@ def check_settings(config: GatewayConfig) -> list[str]:
             AgentNames.load(Path(config.agent_names))
     except PresageError as error:
         problems.append(str(error))
+    problems += _unknown_tenants(config)
     warnings: list[str] = []
     for upstream in config.upstreams:
         found, unsure = _check_upstream(upstream)
@@ -46,6 +47,20 @@ def check_settings(config: GatewayConfig) -> list[str]:
     if problems:
         raise ConfigurationError("; ".join(problems))
     return warnings
+
+
+def _unknown_tenants(config: GatewayConfig) -> Iterator[str]:
+    """Of tables by tenant: those that no key of a client is."""
+    try:
+        keys = len(set(config.keys()))
+    except PresageError:
+        return  # told already
+    tenants = [f"key-{place}" for place in range(keys)] if keys > 1 else []
+    for table in ("workflow_type", "weights", "objectives"):
+        for tenant in getattr(config, table).tenants:
+            if tenant not in tenants:
+                meant = f"give one of {', '.join(tenants)}" if tenants else "give two keys or more in `keys_variable`"
+                yield f"{table}.tenants names {tenant}, which no API key is; {meant}"
 
 
 def _check_upstream(upstream: UpstreamSettings) -> tuple[list[str], list[str]]:

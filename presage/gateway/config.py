@@ -16,6 +16,7 @@ folder = "recording"
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
@@ -33,11 +34,20 @@ from presage.serving_hooks.addresses import host_and_port, split_address
 from presage.serving_hooks.lifecycle.config import WebhookConfig
 from presage.serving_hooks.mode_names import GatewayPolicyName
 from presage.serving_hooks.policies.routing import ROUTERS
-from presage.serving_hooks.settings import STRICT, ForecastSettings, ObjectivesSettings, WeightSettings, Word
+from presage.serving_hooks.settings import (
+    STRICT,
+    ForecastSettings,
+    ObjectivesSettings,
+    TypeName,
+    WeightSettings,
+    Word,
+    WorkflowTypeSettings,
+)
 from presage.wording import nearest
 
 POLICIES: Final[tuple[str, ...]] = get_args(GatewayPolicyName)
 _MOST_PROBLEMS: Final = 20
+_OWN_PATHS: Final = ("v1", "v2", "health", "ready", "metrics")
 PREFILL_AHEAD: Final = "prefill-ahead"
 
 _Seconds = Annotated[float, Field(gt=0)]
@@ -184,6 +194,22 @@ class Limits(BaseModel):
     """seconds for running requests to finish at shutdown"""
 
 
+def _route(value: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", value) or value.split("/")[1] in _OWN_PATHS:
+        raise ValueError(f"give a path such as /research, which does not begin with {' or '.join(_OWN_PATHS)}")
+    return value
+
+
+class GatewayTypeSettings(WorkflowTypeSettings):
+    """The same, and after the header by the beginning of the path: http://GATEWAY/research/v1 as a client's base URL.
+
+    routes = { "/research" = "research" }
+    """
+
+    routes: Mapping[Annotated[str, AfterValidator(_route)], TypeName] = {}
+    """by what stands before /v1 in the path"""
+
+
 class GatewayConfig(BaseModel):
     """A gateway file; only an upstream is required."""
 
@@ -202,6 +228,9 @@ class GatewayConfig(BaseModel):
     """models, monitoring and recorder; as in the engine's settings"""
     demand_ahead_s: _Seconds = 30.0
     """seconds ahead for which the demand of each model is exported: until a replica asked for now would serve"""
+    workflow_type: GatewayTypeSettings = GatewayTypeSettings()
+    """type of workflows whose clients name none, in place of `app-` and a hash: one for all, or a table of header,
+    routes, tenants and default"""
     modes: ModesSettings = ModesSettings()
     objectives: ObjectivesSettings = ObjectivesSettings()
     """service objectives; `first_token_s` of a request is its deadline in annotations, and workflows that would miss
@@ -314,10 +343,11 @@ def _meant(place: tuple[int | str, ...]) -> str:
     """What an unknown setting may be instead."""
     table, name = ".".join(str(one) for one in place[:-1] if isinstance(one, str)), str(place[-1])[:64]
     tables = dict(_tables(GatewayConfig, ""))
+    here = nearest(name, tables.get(table, ()))
     homes = [_shown_table(home) for home, names in tables.items() if name in names]
-    if homes:
+    if homes and not here:
         return f"belongs {' or '.join(homes)}"
-    near = [(table, nearest(name, tables.get(table, ()))), *((home, nearest(name, tables[home])) for home in tables)]
+    near = [(table, here), *((home, nearest(name, tables[home])) for home in tables)]
     for home, meant in near:
         if meant:
             return f"there is no such setting; did you mean {meant}{'' if home == table else ' ' + _shown_table(home)}?"

@@ -35,6 +35,7 @@ from presage.serving_hooks.modes import Mode, Modes, Parts, Retry, Switch, nothi
 from presage.serving_hooks.policies.wait_bounds import Objectives
 from presage.serving_hooks.recorder.recorder import NoRecorder, StepRecorder
 from presage.serving_hooks.recorder.rows import LateColumns
+from presage.serving_hooks.settings import NO_TYPES, WorkflowTypeSettings
 from presage.serving_hooks.status import EngineStatus, model_versions, read_status
 from presage.serving_hooks.workflows import EndReason, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
@@ -59,6 +60,7 @@ class Decisions:
         shown: latest forecasts and decisions that are kept for explanations, over all workflows.
         clock: monotonic seconds.
         names: of tenants' workflows, as servers get them; by default no other gateway's.
+        workflow_types: of requests whose clients name none.
 
     Attributes:
         request_forecasts: made for each request, and what was learnt of its agents.
@@ -82,8 +84,9 @@ class Decisions:
         shown: int,
         clock: Callable[[], float],
         names: SafeNames | None = None,
+        workflow_types: WorkflowTypeSettings = NO_TYPES,
     ) -> None:
-        self.names = names or SafeNames(token_bytes(32))
+        self.names, self._workflow_types = names or SafeNames(token_bytes(32)), workflow_types
         self.table = WorkflowTable(time_to_live_s, clock, counts, most_workflows)
         self.identifier, self.modes, self.recorder = identifier, modes, recorder or NoRecorder()
         self.counts = counts
@@ -126,6 +129,9 @@ class Decisions:
 
     def arrived(self, request: ApiRequest) -> GatewayDecision:
         """A request has arrived."""
+        given_type = self._workflow_types.given(request.headers, request.tenant, request.given_type)
+        if given_type is not None and given_type != request.given_type:
+            request = replace(request, given_type=given_type)
         identity = self.identifier.identify(request)
         decision = GatewayDecision(f"gw-{next(self._ids)}", request, identity, model=request.model)
         characters = sum(len(text) for text in request.texts if text)

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -51,7 +52,7 @@ from presage.gateway.outcomes import outcome_report
 from presage.gateway.prefill.ahead import PrefillAhead
 from presage.gateway.refusal import Message, Refusal, Send
 from presage.gateway.request_forecasts import GatewayDecision
-from presage.gateway.routes import ResponseHomes, check_route, check_shared, model_in
+from presage.gateway.routes import ROUTE_TYPE, ResponseHomes, RouteTypes, check_route, check_shared, model_in
 from presage.gateway.streams import UsageFilter
 from presage.gateway.tolerance import REFUSED, Additions, Tolerance
 from presage.gateway.upstreams import Upstreams
@@ -112,7 +113,10 @@ class Front:
             Route("/{path:path}", _Endpoint(self, self._passed_on)),
         ]
         return Starlette(
-            routes=routes, lifespan=self._lifespan, exception_handlers={404: _not_found, Refusal: _refused}
+            routes=routes,
+            middleware=[Middleware(RouteTypes, types=self.config.workflow_type.routes)],
+            lifespan=self._lifespan,
+            exception_handlers={404: _not_found, Refusal: _refused},
         )
 
     @property
@@ -157,7 +161,8 @@ class Front:
                 body = parsed_body(raw, self.config.limits)
                 if tenant:
                     self._homes.check(tenant, body.get("previous_response_id"))
-                request = ApiRequest(PATHS[scope["path"]], body, headers, tenant, self.clock())
+                of_route = scope.get(ROUTE_TYPE, "")
+                request = ApiRequest(PATHS[scope["path"]], body, headers, tenant, self.clock(), of_route)
                 await self._answered(scope, receive, send, request, raw)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send, request: ApiRequest, raw: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Routes that are passed on without being decided on, and whose stored responses they may reach.
+"""Routes that are passed on without being decided on, whose stored responses they may reach, and routes with types.
 
 All below /v1 and /v2 pass but what administers an engine. With several tenants a server takes the gateway for one
 client, so they pass only where nothing of another client can be reached: routes that keep nothing, and responses of the
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final
 
 from presage.gateway.forward import Upstream
 from presage.gateway.refusal import Refusal
@@ -56,6 +57,33 @@ def check_shared(method: str, path: str) -> None:
 def model_in(path: str) -> str:
     """The model that a path names; "" if it names none."""
     return path.removeprefix(_MODELS) if path.startswith(_MODELS) else ""
+
+
+ROUTE_TYPE: Final = "presage.workflow_type"
+"""Key in the scope of a request for the workflow type of its route."""
+
+
+class RouteTypes:
+    """ASGI middleware that takes the beginning of a path that has a workflow type off it.
+
+    Args:
+        types: by beginning, such as /research.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]], types: Mapping[str, str]) -> None:
+        self._app = app
+        self._types = sorted(types.items(), key=lambda route: -len(route[0]))
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Handles one request."""
+        path = scope.get("path", "")
+        for beginning, workflow_type in self._types:
+            raw = scope.get("raw_path") or path.encode()
+            if path.startswith(f"{beginning}/") and raw.startswith(beginning.encode()):
+                left = {"path": path[len(beginning) :], "raw_path": raw[len(beginning) :]}
+                scope = {**scope, **left, ROUTE_TYPE: workflow_type}
+                break
+        await self._app(scope, receive, send)
 
 
 class ResponseHomes:

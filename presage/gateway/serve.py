@@ -68,6 +68,7 @@ def build_decisions(config: GatewayConfig, clock: Callable[[], float] = time.mon
         shown=given.explain,
         clock=clock,
         names=SafeNames(config.names_secret()),
+        workflow_types=config.workflow_type,
     )
     if forecasts.upkeep is not None:
         forecasts.upkeep.start()

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from presage.datasets.schema.names import MAX_NAME
 from presage.predictors.common.forecast import RETENTION_TARGET
+from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.forecasting.circuit_breaker import HANG_S, Budget
 from presage.serving_hooks.forecasting.registry_process import MOST_MB
 from presage.serving_hooks.mode_names import ADMIN_KEY_VARIABLE, ModeName, PolicyName
@@ -16,6 +18,7 @@ from presage.serving_hooks.policies.fair_shares import Weights
 from presage.serving_hooks.policies.wait_bounds import Objective, Objectives
 from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.workflows import MOST_WORKFLOWS, TIME_TO_LIVE_S
+from presage.serving_hooks.workflows.metadata import name as sound_name
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +85,52 @@ class WeightSettings(BaseModel):
         """As policies take them."""
         return Weights(self.tenants, self.workflow_types)
 
+
+def _type_name(value: str) -> str:
+    if sound_name(value, "workflow_type", EventCounts()) is None:
+        raise ValueError(f"give a name of 1 to {MAX_NAME} printable characters")
+    return value
+
+
+TypeName = Annotated[str, AfterValidator(_type_name)]
+
+
+class WorkflowTypeSettings(BaseModel):
+    """The workflow type of requests whose clients name none, in place of `app-` and a hash: the first that is given by
+    a header, then by API key, then the default.
+    """
+
+    model_config = STRICT
+
+    default: TypeName | None = None
+    """of all other requests; the setting may be this alone"""
+    tenants: Mapping[str, TypeName] = {}
+    """by tenant, such as key-0 for the first API key"""
+    header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$", max_length=64)
+    """name of a header whose value is the type, such as X-Application"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all(cls, given: object) -> object:
+        if isinstance(given, Mapping):
+            return given
+        if not isinstance(given, str):
+            raise ValueError(f"give a name, or {', '.join(cls.model_fields)}")
+        return {"default": given}
+
+    def given(self, headers: Mapping[str, str], tenant: str, of_route: str = "") -> str | None:
+        """The type of a request; None if the settings give it none.
+
+        Args:
+            headers: by names in lower case.
+            of_route: type of the route by which it came; "" for none.
+        """
+        named = None if self.header is None else headers.get(self.header.lower())
+        named = sound_name(named, "workflow_type", EventCounts())
+        return named or of_route or self.tenants.get(tenant, self.default)
+
+
+NO_TYPES: Final = WorkflowTypeSettings()
 
 _RENAMED: Final = {"truth": "monitor"}
 """Settings of the previous version that have another name, read until the next one."""

@@ -32,10 +32,12 @@ def test_check_prints_the_settings_that_would_serve(tmp_path: Path) -> None:
     assert settings["modes"]["default"] == "shadow"
     assert settings["forecasts"]["next_agent"] == "model"
     assert settings["forecasts"]["recorder"]["folder"] == str(tmp_path / "served")
-    short = presage("gateway", "--upstream", UPSTREAM, "--dialect", "vllm-router", "--check")
+    options = ("--dialect", "vllm-router", "--workflow-type", "support")
+    short = presage("gateway", "--upstream", UPSTREAM, *options, "--check")
     assert "cannot be reached" in short.stderr.replace("\n", " ")
     settings = tomllib.loads(short.stdout)
     assert settings["upstreams"][0]["dialect"] == "vllm-router"
+    assert settings["workflow_type"]["default"] == "support"
     copy = tmp_path / "copy.toml"
     copy.write_text(short.stdout)
     again = presage("gateway", "--config", str(copy), "--check")
@@ -79,6 +81,13 @@ def test_bad_input_is_one_clear_error(arguments: tuple[str, ...], message: str) 
         ("retry = 1.0", "did you mean retry_s in [forecasts]?"),
         ("dialect = 'vllm'", "dialect: belongs in [[upstreams]]"),
         ("qwertz = 1", "there is no such setting"),
+        ("workflow_type = ''", "workflow_type.default: give a name of 1 to 256 printable characters"),
+        ("workflow_type = 3", "workflow_type: give a name, or default, tenants, header, routes"),
+        ("workflow_types = 'a'", "did you mean workflow_type?"),
+        ("[workflow_type]\nroute = {}", "workflow_type.route: there is no such setting; did you mean routes?"),
+        ("[workflow_type.routes]\ndesk = 'a'", "give a path such as /research"),
+        ("[workflow_type.routes]\n'/v1' = 'a'", "which does not begin with v1 or v2"),
+        ("[workflow_type.tenants]\nkey-0 = 'a'", "workflow_type.tenants names key-0, which no API key is"),
     ],
 )
 def test_a_setting_in_the_wrong_place_or_spelling_is_told_where_it_belongs(

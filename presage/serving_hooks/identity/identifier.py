@@ -205,7 +205,7 @@ class Identifier:
         tenant, system = request.tenant, system_text(request, LONGEST_SYSTEM)
         agent = self.agents.recognise(tenant, system, request.tools)
         if tenant == ANONYMOUS:  # whoever they are, they are not one client
-            step = Step(f"app-{agent.key}", scoped(tenant, self._new_id()), agent.name)
+            step = Step(request.given_type or f"app-{agent.key}", scoped(tenant, self._new_id()), agent.name)
             return Identity(step, "new", CONFIDENCE["new"], "fingerprint" if agent.confidence else "none", 0.0)
         sent, trace = sent_names(request, self._counts), trace_context(request.headers)
         index = self._conversations.of(tenant)
@@ -239,7 +239,7 @@ class Identifier:
         """The workflow of a request, a new one if it continues none."""
         tenant = request.tenant
         given_type = sent.workflow_type or name(trace.workflow_type, "workflow_type", self._counts)
-        workflow_type = given_type or agent.workflow_type or f"app-{agent.key}"
+        workflow_type = given_type or request.given_type or agent.workflow_type or f"app-{agent.key}"
         session = sent.workflow_id or sent.session_id or sent_session(request, self._counts)
         session = session or name(trace.session, "session_id", self._counts)
         if session:

@@ -39,6 +39,8 @@ class ApiRequest:
         headers: by names in lower case; of several with one name, the first.
         tenant: from the API key (`workflows/tenants.py`); "" without tenants.
         at_s: seconds of the gateway's clock.
+        given_type: workflow type that the gateway's settings give to it, for the case that its client names none; "" for
+            none, and that of its route before the settings are asked.
     """
 
     endpoint: Endpoint
@@ -46,6 +48,7 @@ class ApiRequest:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tenant: str = ""
     at_s: float = 0.0
+    given_type: str = ""
 
     @property
     def model(self) -> str:

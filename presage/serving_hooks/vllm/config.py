@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -14,7 +14,6 @@ from presage.serving_hooks.policies.prefetch import PrefetchConfig
 from presage.serving_hooks.policies.priority import PriorityConfig
 from presage.serving_hooks.policies.score import ScoreConfig
 from presage.serving_hooks.policies.wait_bounds import Objectives
-from presage.serving_hooks.recorder.config import RecorderConfig
 from presage.serving_hooks.settings import (
     STRICT,
     ForecastSettings,
@@ -22,6 +21,7 @@ from presage.serving_hooks.settings import (
     ObjectivesSettings,
     WeightSettings,
     Word,
+    WorkflowTypeSettings,
 )
 
 
@@ -46,6 +46,9 @@ class PresageConfig(ForecastSettings):
     agent_names: str | None = Field(None, min_length=1)
     """file of agent names by fingerprint (`presage traces agents`), by which the HTTP server recognises the agents of
     clients that do not name them"""
+    workflow_type: WorkflowTypeSettings | None = None
+    """type of inferred workflows, in place of `app-` and a hash, where the HTTP server's clients name none: one for
+    all, or an object of header (whose value is the type), tenants (types by API key, such as key-0) and default"""
     mode: Word | ModeSettings = "on"
     """off, shadow (decisions are computed and shown, but not acted on) or on; or an object of default, policies and
     workflow_types, modes by name"""
@@ -142,10 +145,12 @@ def read_config(additional: object) -> PresageConfig:
 def _described(problem: Any) -> str:
     where = ".".join(["presage", *map(str, problem["loc"])])
     if problem["type"] == "extra_forbidden":
-        of: type[BaseModel] = PresageConfig
-        if len(problem["loc"]) > 1:
-            of = WebhookConfig if problem["loc"][0] == "webhook" else RecorderConfig
-        return f"{where} is unknown; the settings are {', '.join(sorted(of.model_fields))}"
+        table: type[BaseModel] = PresageConfig
+        for key in problem["loc"][:-1]:
+            about = table.model_fields.get(str(key))
+            kinds = [about.annotation, *get_args(about.annotation)] if about is not None else []
+            table = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), table)
+        return f"{where} is unknown; the settings are {', '.join(sorted(table.model_fields))}"
     if problem["type"] == "missing":
         return f"{where} is missing"
     return f"{where} is {problem['input']!r:.60}: {problem['msg'][0].lower()}{problem['msg'][1:]}"

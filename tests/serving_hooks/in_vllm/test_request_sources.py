@@ -128,6 +128,22 @@ def test_all_sources_are_told_beside_each_other() -> None:
     assert found.workflow_type == found.agent.replace("agent", "app")
 
 
+def test_the_setting_gives_a_type_to_requests_whose_clients_name_none() -> None:
+    served = Served("one", "two", workflow_type={"default": "support", "tenants": {"key-1": "crm"}, "header": "X-App"})
+    headers = {"authorization": "Bearer one"}
+    told = [
+        served.observe({}, {**headers, **more}).workflow_type
+        for more in (
+            {},
+            {"authorization": "Bearer two"},
+            {"x-app": "desk"},
+            {"x-app": "desk", "baggage": "gen_ai.workflow.name=own"},
+        )
+    ]
+    assert told == ["support", "crm", "desk", "own"]
+    assert Served(workflow_type="support").observe({}).workflow_type == "support"
+
+
 SYSTEM = "You are the planner of a travel agency. Break the question into steps that a colleague can carry out."
 TOOLS: dict[str, list[dict[str, Any]]] = {
     CHAT: [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}],

@@ -35,6 +35,7 @@ from presage.errors import ConfigurationError, EngineError
 from presage.features.agent_names import AgentNames
 from presage.serving_hooks import admin
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
+from presage.serving_hooks.settings import NO_TYPES
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.config import read_config
 from presage.serving_hooks.vllm.engine import EngineClient
@@ -177,7 +178,8 @@ class WorkflowRoutes:
         if config.texts:
             self.texts = ServerTexts(partial(self._call, "text_models"))
             app.add_middleware(TextMiddleware, texts=self.texts, report=self._answer_text)
-        sources = RequestSources(AgentNames.load(FilePath(config.agent_names)) if config.agent_names else None)
+        names = AgentNames.load(FilePath(config.agent_names)) if config.agent_names else None
+        sources = RequestSources(names, (config.workflow_type or NO_TYPES).given)
         self.names = ServerNames(partial(self._call, "agent_names"), sources.agents)
         app.add_middleware(CarrierMiddleware, sources=sources)
         app.add_middleware(TenantMiddleware, tenants=Tenants(keys_of(args)))

@@ -87,13 +87,18 @@ class RequestSources:
 
     Args:
         names: of agents by their fingerprints, from a file.
+        given_type: the workflow type that the settings give to a request, by its headers and its tenant.
 
     Attributes:
         agents: whose requests they are.
     """
 
-    def __init__(self, names: AgentNames | None = None) -> None:
-        self.agents = Agents(names)
+    def __init__(
+        self,
+        names: AgentNames | None = None,
+        given_type: Callable[[Mapping[str, str], str], str | None] = lambda headers, tenant: None,
+    ) -> None:
+        self.agents, self._given_type = Agents(names), given_type
 
     def read(
         self, path: str, headers: Mapping[str, str], top: Top, tenant: str, session_id: object, agent: str = ""
@@ -140,6 +145,7 @@ class RequestSources:
         system = system_text(request, LONGEST_SYSTEM)
         known = self.agents.recognise(request.tenant, system, request.tools)
         workflow_type = name(trace.workflow_type, "workflow_type", unsound)
+        workflow_type = workflow_type or self._given_type(request.headers, request.tenant)
         if known.confidence:
             workflow_type = workflow_type or known.workflow_type or f"app-{known.key}"
         named = name(trace.agent, "agent", unsound)
