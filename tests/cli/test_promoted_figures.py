@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from by_name import VersionedForecaster
 from cli_samples import Ran, run, train
+from registry_database import new_database
 from tiny_model import Tiny
 
 from presage.cli.train_predictor import app as train_predictor
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def uri(tiny: Tiny, folder: Path) -> str:
     """A registry with a version of each kind."""
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    uri = new_database(folder / "mlflow.db")
     append(generate("retry", HELD_OUT, 31, state_size=16).table, folder / "held-out")
     good = ("--set", "network.epochs=6", "--set", "boosting.rounds=20", "--baselines", "markov-1")
     assert train(tiny.store, "--name", "next-agent", "--tracking-uri", uri, *good).code == 0
@@ -63,7 +64,8 @@ def promoted(uri: str, folder: Path) -> dict[str, dict[str, Any]]:
     """What the two promotions said."""
     done = {}
     for name in ("next-agent", "remaining-length"):
-        assert promote(name, uri, folder / "held-out", "--dry-run").code == 0
+        tried = promote(name, uri, folder / "held-out", "--dry-run")
+        assert tried.code == 0, (tried.out, tried.err)
         assert kept(uri, name) is None, "a dry run keeps nothing"
         ran = promote(name, uri, folder / "held-out", "--json")
         assert ran.code == 0, (ran.out, ran.err)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from mlflow import MlflowClient
+from registry_database import new_database
 from span_samples import collected, steps
 
 from presage.datasets.adapters import detect
@@ -34,6 +35,7 @@ NAMES = ("workflow_type", "step", "agent", "kind", "parent_steps")
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tracking")
+    new_database(folder / "mlflow.db")
     command = [sys.executable, str(Path(__file__).with_name("record_mlflow.py")), str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     return folder
