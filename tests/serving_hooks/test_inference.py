@@ -87,6 +87,7 @@ def test_single_requests_are_no_workflows_once_that_is_clear(opening: list[int])
         of.clock.now += 10
         steps.append(of.ask(opening + drawn(seed, 90), drawn(seed + 5000, 40)))
     clear = int(SINGLE_S / 10) + NAMED_FROM + 1
+    assert None not in steps[: int(SINGLE_S / 10)], "a second step may still come"
     assert steps[clear:] == [None] * (199 - clear)
     assert of.inference.by_source() == {"new": 199}
     loop = of.run(1000, 3, drawn(7777, 100))
@@ -209,7 +210,8 @@ def test_named_workflows_measure_the_inference() -> None:
     assert measured > 10
 
 
-def test_what_a_table_ends_without_a_word_may_come_back() -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_what_a_table_ends_without_a_word_may_come_back_and_nothing_else(told: bool) -> None:
     of, history = Engine(), SYSTEM + drawn(1, 30)
     of.ask(history, drawn(2, 40))
     history += [*drawn(2, 40), 5]
@@ -219,10 +221,10 @@ def test_what_a_table_ends_without_a_word_may_come_back() -> None:
     of.inference.arrives("again", of.prompt([*history, *drawn(3, 40), 6]), "")
     of.inference.runs("again", workflow)
     of.inference.leaves("again", completed=False)
-    of.inference.ended(workflow, told=False)
+    of.inference.ended(workflow, told)
     back = of.ask([*history, *drawn(3, 40), 8], drawn(4, 30))
     assert back is not None
-    assert back.workflow == step.workflow
+    assert (back.workflow == step.workflow) is not told
     of.clock.now += REMEMBERED_S + 1
     late = of.ask([*history, *drawn(3, 40), 8, *drawn(4, 30), 9])
     assert late is None or late.workflow != step.workflow

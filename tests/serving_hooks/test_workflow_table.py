@@ -38,8 +38,9 @@ class Watched:
 
 def test_workflows_without_requests_expire_in_order_and_once() -> None:
     of = Watched()
-    for at, workflow in enumerate(("a", "b", "c")):
-        of.arrived(workflow, workflow, at)
+    for workflow in ("c", "b", "a"):
+        of.arrived(workflow, workflow)
+    for at, workflow in enumerate(("a", "b", "c")):  # the last request to leave counts, and not the first to come
         of.finished(workflow, at)
     assert of.expired(10.5) == ["a"]
     assert of.expired(12.0) == ["b", "c"]

@@ -53,6 +53,18 @@ def test_blank_blocks_go_before_retired_and_retired_before_active() -> None:
     assert len(order) == 0
 
 
+@pytest.mark.parametrize("config", [PAPER, EvictionConfig()], ids=["pbkv", "next-use"])
+def test_it_is_known_before_whether_an_eviction_may_take_what_running_workflows_use(config: EvictionConfig) -> None:
+    order = cache(6, config)
+    for workflow in ("ended", "leaving"):
+        order.append(holds(order, workflow, "coder", 2))
+    order.end("ended")
+    next_is(order, "leaving", 0, 0, 0, 1)  # which a forecast that is still to come may change
+    assert [order.takes_active(n) for n in range(7)] == [False] * 5 + [True] * 2
+    order.pop(4)
+    assert order.takes_active(1)
+
+
 def test_retired_blocks_go_by_how_many_workflows_used_them_then_by_last_use() -> None:
     order = cache(6)
     shared, early, late = holds(order, "a", "coder", 2), holds(order, "a", "coder", 2), holds(order, "b", "coder", 2)
