@@ -400,8 +400,9 @@ def test_a_question_that_a_router_hands_on_is_of_its_workflow() -> None:
 
 def test_a_question_that_another_agent_gets_much_later_or_that_is_short_begins_a_workflow() -> None:
     gateway = Gateway()
-    first = gateway.sent(ROUTER, user(TASK), at_s=0.0)
-    assert not same(first, gateway.sent(EXPERT, user(TASK), at_s=61.0))
+    for begun_s, later_s, joins in ((1000.0, 1061.0, False), (2000.0, 2059.0, True)):
+        first = gateway.sent(ROUTER, user(f"{TASK} {begun_s}"), at_s=begun_s)
+        assert same(first, gateway.sent(EXPERT, user(f"{TASK} {begun_s}"), at_s=later_s)) is joins
     assert not same(gateway.sent(ROUTER, user("Go on, please.")), gateway.sent(EXPERT, user("Go on, please.")))
     assert not same(gateway.sent(user(PLAN)), gateway.sent(user(PLAN)))  # no system prompts: one agent, or unknown
 
