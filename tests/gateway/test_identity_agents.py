@@ -13,7 +13,7 @@ from presage.features.agent_names import FEW_PROMPTS, MOST_PROMPTS, AgentNames
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.identity.agents import CONFIDENCE, MOST_CLUSTERS, MOST_ROLES, UNKNOWN, Agents
 from presage.serving_hooks.identity.identifier import Identifier
-from presage.serving_hooks.identity.request import ApiRequest
+from presage.serving_hooks.identity.request import ApiRequest, Endpoint
 
 RULES = " ".join(f"Rule {at}: never change the {noun} of an order that was shipped." for at, noun in enumerate(
     ("price", "address", "buyer", "weight", "carrier", "invoice", "currency", "discount")))  # fmt: skip
@@ -249,3 +249,15 @@ def test_similarity_is_one_for_itself_and_small_for_another_text() -> None:
     one, other = (masked_prompt(text, {}).fingerprint() for text in texts)
     assert one.similarity(one) == 1.0
     assert one.similarity(other) == other.similarity(one) < 0.1
+
+
+def test_an_agent_has_one_name_in_every_api() -> None:
+    identifier, said = Identifier(counts=EventCounts(), most_conversations=10), [{"role": "user", "content": "Hello"}]
+    bodies: dict[Endpoint, dict[str, Any]] = {
+        "chat": {"messages": [{"role": "system", "content": RULES}, *said]},
+        "messages": {"system": RULES, "messages": said},
+        "responses": {"instructions": RULES, "input": "Hello"},
+    }
+    requests = [ApiRequest(endpoint, body, tenant="key-1") for endpoint, body in bodies.items()]
+    (agent,) = {identifier.identify(request).step.agent for request in requests}
+    assert agent != UNKNOWN
