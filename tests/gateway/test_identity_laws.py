@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.identity.identifier import Identifier
 from presage.serving_hooks.identity.request import ApiRequest, Endpoint
+from presage.serving_hooks.identity.turns import LEAST_SENTENCE, sentences
 from presage.serving_hooks.workflows.identity import tenant_of
 
 TEXT = (
@@ -143,3 +144,10 @@ def test_hostile_prompts_fail_nothing_and_leave_little(messages: list[Any]) -> N
         of.answered(of.identify(request), request, "r" * 10**6, messages)
     assert "presage_errors_total" not in counts.by_metric()
     assert sum(of.debug_state().values()) < 1000
+
+
+@given(st.lists(st.binary(min_size=LEAST_SENTENCE, max_size=2 * LEAST_SENTENCE), max_size=12), st.integers(1, 6))
+def test_of_any_text_so_many_sentences_are_read(parts: list[bytes], most: int) -> None:
+    kept = sentences(b"\n".join(parts), most)
+    assert len(kept) <= most
+    assert all(len(sentence) >= LEAST_SENTENCE for sentence in kept)

@@ -167,8 +167,10 @@ def test_a_body_comes_in_many_forms(form: Any) -> None:
     assert request.texts == ("You plan.", "Hello")
     assert (request.endpoint, request.headers["a"], request.at_s) == ("chat", "b", 1.0)
     text = read_request([{"prompt": "Hello"}], "", ClientKeys([]), 1.0)
+    tokens = read_request([{"prompt": [1, 2]}], "", ClientKeys([]), 1.0)
     assert text is not None
-    assert text.endpoint == "completions"
+    assert tokens is not None
+    assert (text.endpoint, text.texts, tokens.texts) == ("completions", (None, "Hello"), (None, None))
 
 
 def test_without_body_a_session_identifies() -> None:

@@ -52,15 +52,6 @@ def failed(forecaster: Forecaster, reason: str) -> int:
     return sum(forecaster.counts["next-agent", source, reason] for source in ("back-off", "none"))  # type: ignore[index]
 
 
-class Clock:
-    """Shows the time it is told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_registry_is_down_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,19 +188,6 @@ def test_the_engine_restarts_within_a_workflow(tmp_path: Path, predictor: Any) -
     assert not any(left_behind(engine.scheduler).values())
 
 
-def test_a_client_never_ends_its_workflows(tmp_path: Path, predictor: Any) -> None:
-    clock = Clock()
-    kind = told(Forecaster(predictor), clock=clock)
-    engine = engine_of(tmp_path, kind, time_to_live_s=60.0)
-    sent = serve(engine, 40, end=False)
-    assert engine.scheduler.debug_state()["workflows"] == 40
-    clock.now = 61.0
-    sent += serve(engine, 1, first=40)
-    all_well(engine, sent)
-    assert engine.scheduler.presage_status()["ended"]["expired"] == 40
-    assert not any(left_behind(engine.scheduler).values())
-
-
 def test_workflows_that_are_never_ended_take_no_more_entries_than_the_setting_says(
     tmp_path: Path, predictor: Any
 ) -> None:
@@ -245,12 +223,3 @@ def test_ends_come_twice_early_and_for_nobody(tmp_path: Path, predictor: Any) ->
     assert scheduler.workflow_ended("retry", "w0")
     all_well(engine, sent)
     assert not any(left_behind(scheduler).values())
-
-
-def test_a_client_leaves_within_the_last_step(tmp_path: Path, predictor: Any) -> None:
-    engine = engine_of(tmp_path, told(Forecaster(predictor)))
-    name = send(engine, "w0", 0, workflow_end=True)
-    engine.step()
-    engine.abort(name)
-    engine.run()
-    assert not any(left_behind(engine.scheduler).values())

@@ -30,7 +30,6 @@ from presage.batch.run import BatchRun, RunSettings
 from presage.batch.schedule import soft_order
 from presage.registry.connect import open_registry
 from presage.registry.package import register
-from presage.serving_hooks.explain import FRESH_S as OLD_S
 from presage.serving_hooks.metrics import HISTOGRAMS, METRICS
 from presage.serving_hooks.vllm.http.metrics_page import ANSWERED, FRESH_S
 from presage.testing.models import WORDS, save_qwen, save_tokenizer
@@ -67,7 +66,6 @@ class Server:
         return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=PATIENT_S)
 
     def status(self) -> dict[str, Any]:
-        time.sleep(OLD_S)  # the engine says the same for so long
         (told,) = self.http.get("/v1/workflows/status").raise_for_status().json()["engines"]
         return dict(told)
 
@@ -121,6 +119,9 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     registry.client.set_registered_model_alias("next-agent", "champion", "1")
     folder, log, port = root / "here", root / "log", free_port()
     folder.mkdir()
+    (root / "fresh").mkdir()  # each process of the server reads it: a status is computed anew each time
+    fresh = "from presage.serving_hooks import explain\nexplain.FRESH_S = 0.0\n"
+    (root / "fresh" / "sitecustomize.py").write_text(fresh)
     command = [sys.executable, "-c", "from presage.cli.presage import main; main()", "serve", str(made(root / "model"))]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY, OTHER_KEY]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
@@ -130,7 +131,7 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": f"{root / 'fresh'}{os.pathsep}{ROOT}"},
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,

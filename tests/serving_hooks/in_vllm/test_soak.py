@@ -12,7 +12,7 @@ from presage.serving_hooks.forecasting.forecaster import Forecaster
 from presage.serving_hooks.forecasting.online_counts import OnlineCounts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.one_version, pytest.mark.slow]
-WORKFLOWS = 1500
+WORKFLOWS = 500
 
 
 class Clock:
