@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +12,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import Output, table
 from presage.cli.server import ApiKey, Url, ask
-from presage.errors import EngineError
+from presage.errors import ConfigurationError, EngineError
 from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT
 from presage.serving_hooks.metrics import accuracies, counted, missing_inputs, return_figures
 from presage.serving_hooks.status import AgainstCountsStatus, EngineStatus, MonitorStatus, read_status
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PATH = "/v1/workflows/status"
+PAGE: Final = 50
+"""Workflows that are listed at a time."""
 
 Rows = list[Sequence[str]]
 _WHEN: Final = {"prefill": "before the output", "completion": "after the output"}
@@ -34,6 +37,15 @@ def status(
         float | None,
         typer.Option(metavar="S", help="Refresh every S seconds until interrupted.", min=0.1),
     ] = None,
+    workflows: Annotated[
+        bool,
+        typer.Option(
+            "--workflows",
+            help=f"List the workflows instead, {PAGE} at a time: those that run, then those that ended lately. A key "
+            "sees its own. `presage explain` takes their ids.",
+        ),
+    ] = False,
+    page: Annotated[int, typer.Option(help="With --workflows: which page.", min=1)] = 1,
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:
@@ -42,8 +54,14 @@ def status(
     With --watch and --json, prints one object per line.
     """
     out = Output(as_json)
+    if workflows and watch is not None:
+        raise ConfigurationError("--watch is of the status: give it without --workflows")
+    if workflows:
+        listed = ask_engines(url, f"/v1/workflows?first={PAGE * (page - 1)}&most={PAGE}", api_key)
+        out.result({"engines": listed}, *(part for engine in listed for part in _workflows_of(engine, url, page)))
+        return
     while True:
-        engines = _engines(ask(url, PATH, api_key), url)
+        engines = ask_engines(url, PATH, api_key)
         if watch is not None and not as_json:
             from rich.console import Console
 
@@ -54,17 +72,39 @@ def status(
         time.sleep(watch)
 
 
-def _engines(answer: Any, url: str) -> list[Mapping[str, Any]]:
+def ask_engines(url: str, path: str, api_key: str | None) -> list[Mapping[str, Any]]:
+    """What each engine behind a URL answers to a GET; raises EngineError."""
+    answer = ask(url, path, api_key)
     engines = answer.get("engines") if isinstance(answer, Mapping) else None
     if not isinstance(engines, list) or not all(isinstance(engine, Mapping) for engine in engines):
         raise EngineError(f"{url} did not answer with a status; correct the URL")
     return engines
 
 
+def _workflows_of(engine: Mapping[str, Any], url: str, page: int) -> Iterator[Any]:
+    shown, pages = engine["workflows"], -(-(engine["running"] + engine["ended"]) // PAGE)
+    yield f"{counted_of(engine['running'], 'workflow')} running, {engine['ended']} ended lately"
+    if not shown:
+        return
+    rows = [
+        [
+            *(str(workflow[name]) for name in ("workflow_id", "workflow_type", "agent", "state", "steps", "requests")),
+            *(f"{workflow[name]:.0f} s ago" for name in ("arrived_ago_s", "active_ago_s")),
+        ]
+        for workflow in shown
+    ]
+    head = ["workflow", "type", "latest agent", "state", "steps", "requests", "began", "active"]
+    yield table("", head, rows, left=range(4))
+    if pages > 1:
+        yield f"page {page} of {pages}; another one with --page"
+    workflow_id, workflow_type = (shlex.quote(shown[0][name]) for name in ("workflow_id", "workflow_type"))
+    yield f"why:  presage explain {url} {workflow_id} --type {workflow_type}"
+
+
 def promised_and_live(url: str, api_key: str | None) -> tuple[list[dict[str, Any]], list[Table]]:
     """Of each engine behind a URL the models and how their promises hold, as JSON values and as tables."""
     engines, shown = [], []
-    for number, reported in enumerate(_engines(ask(url, PATH, api_key), url)):
+    for number, reported in enumerate(ask_engines(url, PATH, api_key)):
         engine = _read(reported)
         if engine is None:
             continue

@@ -74,7 +74,10 @@ def ingest(
     ] = None,
     names: Annotated[
         Path | None,
-        typer.Option(help="TOML or JSON file of such patterns, for agents and for workflow types: see docs/traces.md."),
+        typer.Option(
+            help="TOML or JSON file of such patterns, for agents and for workflow types: see docs/traces.md; or the "
+            "file of `presage agents name`."
+        ),
     ] = None,
     infer_workflows: Annotated[
         bool,

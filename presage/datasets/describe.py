@@ -62,6 +62,31 @@ def describe(table: pa.Table) -> dict[str, Any]:
     }
 
 
+def agents_of(table: pa.Table) -> list[dict[str, Any]]:
+    """The agents of the LLM steps of a valid trace, those with most steps first: `agent`, `workflow_type`, `steps`, and
+    the most frequent `model` and `system_prompt` (None where none is recorded).
+    """
+    llm = table.filter(pc.equal(table["kind"], "llm")) if "kind" in table.column_names else table
+    keys = ["workflow_type", "agent"]
+    counted_steps = llm.group_by(keys).aggregate([([], "count_all")])
+    agents = {(row["workflow_type"], row["agent"]): row["count_all"] for row in counted_steps.to_pylist()}
+    latest: dict[str, dict[tuple[str, str], Any]] = {"model": {}, "system_prompt": {}}
+    for column, most_frequent in latest.items():
+        if column in llm.column_names:
+            values = llm.filter(llm[column].is_valid()).group_by([*keys, column]).aggregate([([], "count_all")])
+            for row in values.sort_by([("count_all", "ascending"), (column, "descending")]).to_pylist():
+                most_frequent[row["workflow_type"], row["agent"]] = row[column]
+    return [
+        {
+            "agent": agent,
+            "workflow_type": workflow_type,
+            "steps": steps,
+            **{column: most_frequent.get((workflow_type, agent)) for column, most_frequent in latest.items()},
+        }
+        for (workflow_type, agent), steps in sorted(agents.items(), key=lambda counted: (-counted[1], counted[0]))
+    ]
+
+
 def missing_counts_warning(description: Mapping[str, Any]) -> str | None:
     """What a reader of `describe` should know of missing token counts, and do; None below MISSING_SHARE."""
     lines = [

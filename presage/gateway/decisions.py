@@ -30,6 +30,7 @@ from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.listeners import Found, Listeners
 from presage.serving_hooks.listeners.lifecycle import LifecycleListener
+from presage.serving_hooks.listeners.overview import Overview
 from presage.serving_hooks.listeners.recording import Recording
 from presage.serving_hooks.modes import Mode, Modes, Parts, Retry, Switch, nothing_to_renew
 from presage.serving_hooks.policies.wait_bounds import Objectives
@@ -66,6 +67,7 @@ class Decisions:
         request_forecasts: made for each request, and what was learnt of its agents.
         reportable: answers and workflows whose outcomes applications may report.
         lifecycle: events of workflows, for whoever subscribes.
+        overview: of workflows and agents, for whoever looks.
     """
 
     def __init__(
@@ -118,10 +120,11 @@ class Decisions:
             self.lifecycle.subscribe(webhook)
         renewed = (*self.request_forecasts.switches, self._models_switch, self._status_switch)
         self._parts = Parts({self._workflows: self._begin_anew, **dict.fromkeys(renewed, nothing_to_renew)})
+        self.overview = Overview(self.table, counts, lambda decision: decision.model, clock)
         # As in an engine: a step is recorded before its forecasts, and lifecycle events tell of them.
         self._listeners: Listeners[GatewayDecision] = Listeners()
         recording = (self._recording, self.reportable) if self._recording.on else ()
-        for listener in (*recording, self.request_forecasts, LifecycleListener(self.lifecycle)):
+        for listener in (*recording, self.request_forecasts, LifecycleListener(self.lifecycle), self.overview):
             self._listeners.add(listener)
         self.table.subscribe(lambda workflow, reason: self._listeners.workflow_ended(workflow, reason))
         self.table.subscribe(identifier.ended)

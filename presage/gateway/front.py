@@ -105,6 +105,8 @@ class Front:
             Route("/health", self._health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/v1/workflows", self._workflows, methods=["GET"]),
+            Route("/v1/workflows/agents", self._agents, methods=["GET"]),
             Route("/v1/workflows/status", self._status, methods=["GET"]),
             Route("/v1/workflows/mode", self._mode, methods=["GET", "POST"]),
             Route("/v1/workflows/{workflow_id:path}/explain", self._explain, methods=["GET"]),
@@ -413,6 +415,18 @@ class Front:
                 "engines": [as_json(self.decisions.status())],
             }
         )
+
+    async def _workflows(self, request: Request) -> Response:
+        """A page of the workflows of the caller's tenant."""
+        tenant, asked = self.keys.tenant(_headers(request.scope)), request.query_params
+        first, most = (asked.get(name, default) for name, default in (("first", "0"), ("most", "50")))
+        if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in (first, most)):
+            raise Refusal(400, "`first` and `most` are numbers from 0.", "invalid_page")
+        return JSONResponse({"engines": [self.decisions.overview.workflows(tenant, int(first), int(most))]})
+
+    async def _agents(self, request: Request) -> Response:
+        """The agents of the caller's tenant."""
+        return JSONResponse({"engines": [self.decisions.overview.agents(self.keys.tenant(_headers(request.scope)))]})
 
     async def _mode(self, request: Request) -> Response:
         """Shows the modes, or sets one; for whoever has the admin key."""

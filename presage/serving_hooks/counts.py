@@ -34,7 +34,7 @@ Part = Literal[
     "priority", "eviction", "admission", "prefetch", "bookkeeping of workflows", "forecasts of next agents",
     "forecasts of remaining tokens", "forecasts of contexts", "forecasts of return times",
     "reload of models", "status of models", "recorder", "step times", "identity", "demand of models",
-    "prefill ahead", "lifecycle events", "presage",
+    "prefill ahead", "lifecycle events", "overview", "presage",
 ]  # fmt: skip
 """Parts that fail independently; `presage_errors_total` counts failures by part."""
 

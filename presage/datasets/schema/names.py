@@ -164,7 +164,8 @@ class NameMapping:
     def read(cls, agent_patterns: Iterable[str], file: Path | None = None) -> NameMapping:
         """The rules that a user gives: `REGEX=NAME` each, then those of a TOML or JSON file.
 
-        The file has a table `agents`, `workflow_types` or both, of `"pattern" = "name"`. Raises ConfigurationError.
+        The file has a table `agents`, `workflow_types` or both, of `"pattern" = "name"`; or it is of `presage agents
+        name`. Raises ConfigurationError.
         """
         agents = []
         for rule in agent_patterns:
@@ -188,6 +189,13 @@ def _file(path: Path) -> dict[str, Rules]:
         raise ConfigurationError(f"--names {path}: cannot be read ({error.strerror}); {wanted}") from error
     except ValueError as error:
         raise ConfigurationError(f"--names {path}: {error}; {wanted}: patterns in 'single quotes' in TOML") from error
+    if isinstance(given, dict) and "format" in given:
+        try:
+            return _of_ids(given["ids"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ConfigurationError(
+                f"--names {path}: no agents by their ids; expected a file of `presage agents name agent-…=NAME`"
+            ) from None
     if not isinstance(given, dict) or not given or not given.keys() <= set(_SECTIONS):
         names = ", ".join(map(repr, given)) if isinstance(given, dict) else type(given).__name__
         raise ConfigurationError(f"--names {path}: found {names or 'nothing'}; {wanted}")
@@ -195,6 +203,13 @@ def _file(path: Path) -> dict[str, Rules]:
         if not isinstance(rules, dict) or not all(isinstance(name, str) for name in rules.values()):
             raise ConfigurationError(f"--names {path}: {section} is {rules!r:.80}; {wanted}")
     return {section: tuple(rules.items()) for section, rules in given.items()}
+
+
+def _of_ids(ids: Mapping[str, Sequence[str]]) -> dict[str, Rules]:
+    """The rules in a file of `presage agents name`: of agents by id, and of types that are named after those agents."""
+    agents = tuple((agent_id, agent) for agent_id, (_, agent) in ids.items())
+    types = ((f"app-{agent_id.removeprefix('agent-')}", given) for agent_id, (given, _) in ids.items() if given)
+    return {"agents": agents, "workflow_types": tuple(types)}
 
 
 def _whole(pattern: str) -> str:

@@ -23,6 +23,7 @@ from presage.serving_hooks.lifecycle.emitter import LifecycleEvents
 from presage.serving_hooks.lifecycle.webhook import Webhook
 from presage.serving_hooks.listeners import Found, Listeners
 from presage.serving_hooks.listeners.lifecycle import LifecycleListener
+from presage.serving_hooks.listeners.overview import Overview
 from presage.serving_hooks.listeners.recording import Recording
 from presage.serving_hooks.modes import Mode, Modes, Parts, Retry, Switch, nothing_to_renew
 from presage.serving_hooks.policies.priority import ShortestTotalJobFirst
@@ -116,6 +117,9 @@ class Hooks(engine.SchedulerSeam):
         )
         self.lifecycle = LifecycleEvents("engine", self._returns, self._counts)
         self._lifecycle_listener = LifecycleListener(self.lifecycle)
+        self._overview = Overview(
+            self.workflow_table, self._counts, lambda _: port.config.served_model, lambda: type(self).clock()
+        )
         self._webhook = Webhook(config.webhook) if config.webhook is not None else None
         self._wait_bounds = WaitBounds(config.objectives_settings())
         self._listeners: Listeners[EngineRequest] = Listeners()
@@ -151,6 +155,7 @@ class Hooks(engine.SchedulerSeam):
             self.step_forecasts,
             self.queue_policies,
             self._lifecycle_listener,
+            self._overview,
         ):
             if listener is not None:
                 self._listeners.add(listener)

@@ -122,6 +122,14 @@ class OperatorCalls(Hooks):
         types = self.workflow_table.types_of(tenant)
         return self._answers.answer(("status", tenant), lambda: of_tenant(whole, tenant, types))
 
+    def workflows(self, tenant: str, first: int, most: int) -> dict[str, Any]:
+        """A page of a tenant's workflows, at most a second old."""
+        return self._answers.answer((tenant, first, most), lambda: self._overview.workflows(tenant, first, most))
+
+    def agents(self, tenant: str) -> dict[str, Any]:
+        """The agents of a tenant, at most a second old."""
+        return self._answers.answer(("agents", tenant), lambda: self._overview.agents(tenant))
+
     def engine_status(self) -> EngineStatus:
         """The status of policies, models and counters, and the number of running workflows."""
         self._presage.attempt(self._note)

@@ -84,7 +84,7 @@ def test_an_unknown_key_is_one_clear_error() -> None:
     assert "presage.gamma is 2: input should be less than or equal to 1" in said
     assert "presage.quantum is 'many'" in said
     assert "\n" not in said
-    with pytest.raises(ConfigurationError, match="presage.weights.tenant is unknown; the settings are tenants, workfl"):
+    with pytest.raises(ConfigurationError, match=r"presage\.weights\.tenant is unknown; the settings are tenants, "):
         read_config({"presage": {"weights": {"tenant": {}}}})
 
 

@@ -108,6 +108,20 @@ def test_who_is_held_is_told_why_and_in_shadow_that_it_is_not(tmp_path: Path, mo
         assert ("admission is shadow for this workflow type" in reasons) is (mode == "shadow")
 
 
+def test_workflows_and_agents_are_listed(tmp_path: Path) -> None:
+    engine, _ = served(tmp_path)
+    step(engine, "a1", 0, 40)
+    step(engine, "a2", 0, 40, workflow_end=1)
+    step(engine, "b1", 0, 40)
+    assert engine.scheduler.workflow_paused("t", "b")
+    listed = engine.scheduler.workflows("", 0, 9)
+    states = [(workflow["workflow_id"], workflow["state"], workflow["steps"]) for workflow in listed["workflows"]]
+    assert states == [("b", "paused", 1), ("a", "finished", 2)]
+    (agent,) = engine.scheduler.agents("")["agents"]
+    assert (agent["workflow_type"], agent["steps"]) == ("t", 3)
+    assert agent["model"]
+
+
 def test_a_workflow_that_has_ended_is_told_until_the_ring_has_gone_round(tmp_path: Path) -> None:
     engine, _ = served(tmp_path, presage={"explain": 6})
     step(engine, "a1", 0, 40)

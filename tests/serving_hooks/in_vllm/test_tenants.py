@@ -219,6 +219,14 @@ def test_an_end_or_a_pause_reaches_the_workflow_of_the_client_that_says_it_and_n
     assert not any(http.post(forged, headers=bearer("one")).json().values())
 
 
+def test_lists_are_those_of_the_asking_client() -> None:
+    http, engine = server("one", "two")
+    for path in ("/v1/workflows?first=50", "/v1/workflows/agents"):
+        http.get(path, headers=bearer("two")).raise_for_status()
+    assert engine.called == [("workflows", "key-1", 50, 50), ("agents", "key-1")]
+    assert http.get("/v1/workflows?first=-1", headers=bearer("two")).status_code == 422
+
+
 def test_one_id_of_two_tenants_is_two_workflows_and_no_name_a_client_writes_is_anothers() -> None:
     counts = EventCounts()
     one, two, none = (

@@ -5,6 +5,8 @@ it. vLLM loads routes only if `VLLM_PLUGINS=presage` names them.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     POST /v1/workflows/r1/pause?workflow_type=review ->  {"paused": true}
+    GET  /v1/workflows?first=0&most=50               ->  {"engines": [...]}, running ones and those that ended lately
+    GET  /v1/workflows/agents                        ->  {"engines": [...]}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
     GET  /metrics                                    ->  vLLM's metrics, followed by ours (metrics.py)
     GET  /v1/workflows/r1/explain?workflow_type=review  ->  {"engines": [...]}, of those that know it
@@ -139,6 +141,7 @@ def register() -> None:
 
 
 Type = Annotated[str | None, Query(max_length=MAX_NAME)]
+Count = Annotated[int, Query(ge=0, lt=10**9)]
 Id = Annotated[str, Path(min_length=1, max_length=MAX_NAME)]
 
 
@@ -202,6 +205,12 @@ class WorkflowRoutes:
             whole = key is not None and sent is not None and admin.refusal(sent, key) is None
             return {"engines": await self._call("presage_status", "" if whole else tenant())}
 
+        async def list_all(first: Count = 0, most: Count = 50) -> dict[str, list[Any]]:
+            return {"engines": await self._call("workflows", tenant(), first, most)}
+
+        async def list_agents() -> dict[str, list[Any]]:
+            return {"engines": await self._call("agents", tenant())}
+
         async def explain_one(workflow_id: Id, workflow_type: Type = None) -> dict[str, list[Any]]:
             answers = await self._call("explain", workflow_type or "", _own(workflow_id))
             shown = ("alive", "forecasts", "requests")
@@ -214,6 +223,8 @@ class WorkflowRoutes:
         app.add_api_route("/v1/workflows/{workflow_id:path}/end", end, methods=["POST"])
         app.add_api_route("/v1/workflows/{workflow_id:path}/pause", pause, methods=["POST"])
         app.add_api_route("/v1/workflows/{workflow_id:path}/explain", explain_one, methods=["GET"])
+        app.add_api_route("/v1/workflows", list_all, methods=["GET"])
+        app.add_api_route("/v1/workflows/agents", list_agents, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
         app.add_middleware(Appended, ask=StatusCache(self._statuses), types=config.metrics_by_type)
         if config.infer_workflows and config.recorder is not None and self._tenants < 2:

@@ -1,0 +1,116 @@
+"""Which workflows run and have ended lately, and which agents have come: what a person looks at first.
+
+Each caller sees its own tenant. Names are those that clients sent or that were recognised, which `presage explain` asks
+for; no text is kept, so of an agent there is no system prompt here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Final
+
+from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.listeners import Listener
+from presage.serving_hooks.modes import Switch
+from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
+from presage.serving_hooks.workflows.choices import LeftStep
+from presage.serving_hooks.workflows.identity import tenant_of, unscoped
+
+MOST_ENDED: Final = 1000
+"""Workflows that have ended and are still shown, the latest of all tenants."""
+MOST_AGENTS: Final = 4096
+"""Agents that are shown, those that came last of all tenants."""
+MOST_ON_PAGE: Final = 500
+
+
+@dataclass(slots=True)
+class _SeenAgent:
+    steps: int = 0
+    model: str = ""
+
+
+class Overview(Listener[Any]):
+    """Follows workflows and agents.
+
+    Args:
+        model_of: the model that served a request.
+        clock: seconds, that of the table.
+    """
+
+    def __init__(
+        self, table: WorkflowTable, counts: EventCounts, model_of: Callable[[Any], str], clock: Callable[[], float]
+    ) -> None:
+        self.switch = Switch("overview", counts)
+        self._table, self._model_of, self._clock = table, model_of, clock
+        self._ended: deque[tuple[float, Workflow, EndReason]] = deque(maxlen=MOST_ENDED)
+        self._agents: OrderedDict[tuple[str, str, str], _SeenAgent] = OrderedDict()
+
+    def request_finished(self, request: Any, step: RunningStep | None, left: LeftStep | None) -> None:
+        """Counts a step of its agent."""
+        if step is None or left is None:
+            return
+        name = tenant_of(step.step.workflow_id), *step.step.sent
+        seen = self._agents.pop(name, None) or _SeenAgent()
+        seen.steps, seen.model = seen.steps + 1, self._model_of(request)
+        self._agents[name] = seen
+        if len(self._agents) > MOST_AGENTS:
+            self._agents.popitem(last=False)
+
+    def workflow_ended(self, workflow: Workflow, reason: EndReason) -> None:
+        """Keeps what is shown of it, and nothing else that it holds."""
+        shown = Workflow(workflow.step, workflow.arrived_at, latest=workflow.latest)
+        self._ended.append((self._clock(), shown, reason))
+
+    def agents(self, tenant: str) -> dict[str, Any]:
+        """`agents`: name, workflow type, steps and latest model of each agent of a tenant, the latest first."""
+        agents = [
+            {"agent": agent, "workflow_type": workflow_type, "steps": seen.steps, "model": seen.model}
+            for (of_tenant, workflow_type, agent), seen in reversed(self._agents.items())
+            if of_tenant == tenant
+        ]
+        return {"agents": agents}
+
+    def workflows(self, tenant: str, first: int, most: int) -> dict[str, Any]:
+        """A page of a tenant's workflows: those that run, the latest active first, then those that ended, likewise.
+
+        Args:
+            first: how many to leave out.
+            most: at most MOST_ON_PAGE are shown.
+
+        Returns:
+            `running` and `ended`, how many there are, `first`, and `workflows`: names, latest agent, steps, requests in
+            flight, seconds since the first request and since the latest event, and a state: running, away, paused, or
+            how it has ended.
+        """
+        running = [workflow for workflow in self._table if tenant_of(workflow.step.workflow_id) == tenant]
+        ended = [end for end in self._ended if tenant_of(end[1].step.workflow_id) == tenant]
+        page = islice(chain(self._running(running), self._past(ended)), first, first + min(most, MOST_ON_PAGE))
+        return {"running": len(running), "ended": len(ended), "first": first, "workflows": list(page)}
+
+    def _running(self, workflows: list[Workflow]) -> Iterator[dict[str, Any]]:
+        now = self._clock()
+        for workflow in reversed(workflows):
+            idle = "paused" if now < workflow.paused_until else "away"
+            yield _as_plain(workflow, "running" if workflow.requests else idle, now, now - workflow.active_at)
+
+    def _past(self, ends: list[tuple[float, Workflow, EndReason]]) -> Iterator[dict[str, Any]]:
+        now = self._clock()
+        for ended_at, workflow, reason in reversed(ends):
+            yield _as_plain(workflow, reason.value, now, now - ended_at)
+
+
+def _as_plain(workflow: Workflow, state: str, now: float, idle_s: float) -> dict[str, Any]:
+    step = workflow.step
+    return {
+        "workflow_id": unscoped(step.workflow_id),
+        "workflow_type": step.sent[0],
+        "agent": step.sent[1],
+        "steps": workflow.latest + 1,
+        "requests": len(workflow.requests),
+        "state": state,
+        "arrived_ago_s": round(now - workflow.arrived_at, 3),
+        "active_ago_s": round(idle_s, 3),
+    }
