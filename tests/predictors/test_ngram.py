@@ -52,18 +52,6 @@ def test_the_start_is_a_symbol_and_ends_the_context() -> None:
     assert elsewhere == lookup(model.table.keys, model.table.values, 0, 0, 0, 2) != again  # "aa", not from the start
 
 
-def test_an_unknown_agent_leaves_the_context_before_it() -> None:
-    model = fitted(prefixes_from(["abc", "bac", "cab"], agents="abc"))
-    known, cut_short = prefixes_from(["abc"], agents="abc"), prefixes_from(["xbc"], agents="abc")
-    tables = model.table.keys, model.table.values
-    assert model.rows_at(cut_short)[2] == lookup(*tables, 0, 2, 1, 3) != model.rows_at(known)[2]
-    assert model.rows_at(cut_short)[2] == lookup(
-        *tables, 0, 2, 1, 2
-    )  # "cbc" was not seen either: both back off to "bc"
-    assert model.rows_at(cut_short)[0] == lookup(*tables, 0, 3, 0, 0)
-    assert model.table.evidence[model.rows_at(cut_short)[0]] == 9  # an unknown current agent: no context at all
-
-
 def test_an_unknown_workflow_type_is_answered_over_all_types() -> None:
     words, both = ["ab", "ba"], ("s", "t")
     model = fitted(prefixes_from(words, agents="ab", types=both, known_types=both), order=1)
@@ -74,13 +62,6 @@ def test_an_unknown_workflow_type_is_answered_over_all_types() -> None:
     known = model.predict(prefixes_from(["ab"], agents="ab", types=["s"], known_types=both), "prefill")[:, 0]
     assert known[0].argmax() == 1
     assert known[0, 1] > ahead[0, 1]
-
-
-def test_cut_workflows_and_unseen_outcomes_count_nowhere() -> None:
-    model = fitted(prefixes_from(["ab", "ax"], agents="ab", cut={0}, horizon=1), order=1)
-    at_a, _ = model.rows_at(prefixes_from(["ab"], agents="ab", horizon=1))
-    assert model.table.evidence[at_a] == 1
-    assert model.table.rows[at_a, 0].argmax() == 1
 
 
 def test_nothing_to_count_gives_the_uniform_distribution() -> None:
@@ -179,16 +160,6 @@ def test_an_artefact_of_30_agents_and_1000_workflows_of_10_steps_is_small() -> N
         words.append("".join(agents[a] for a in word))
     tensors = fitted(prefixes_from(words, agents="".join(agents))).to_tensors()
     assert sum(tensor.nbytes for tensor in tensors.values()) < 150_000
-
-
-def test_more_orders_see_what_fewer_do_not() -> None:
-    prefixes = prefixes_from(["abca", "bacb"] * 30, agents="abc")
-    at_c = prefixes.agent == 2
-    right = [
-        (fitted(prefixes, order).predict(prefixes, "prefill")[at_c, 0].argmax(axis=-1) == prefixes.outcomes[at_c, 0])
-        for order in (1, 2, 3)
-    ]
-    assert [r.mean() for r in right] == [0.5, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("order", [0, 4])
