@@ -343,6 +343,84 @@ def desk(rng: random.Random, run: str) -> Workflow:
     yield [Request(run, "editor", {"messages": [head, {"role": "user", "content": ask}]}, [prose(rng, 3)])]
 
 
+TOPICS = ("logs", "metrics", "deployments", "tickets", "runbooks", "network")
+
+
+def incident(rng: random.Random, run: str) -> Workflow:
+    """A planner gets the bare question, parallel researchers with a failing tool get it in a template, and a critic
+    sends the writer back. Topics stand in the system prompts of the researchers, customers in their template."""
+    customer, question = f"Customer-{rng.randrange(1, 9)}", f"{sentence(rng)[:-1]} since {clock(rng)}, why?"
+    topics = rng.sample(TOPICS, rng.randrange(2, 5))
+    head = {"role": "system", "content": f"You plan the work on incidents. {RULES}"}
+    yield [Request(run, "planner", {"messages": [head, {"role": "user", "content": question}]}, [", ".join(topics)])]
+    notes, open_ = [], []
+    for topic in topics:
+        head = {"role": "system", "content": f"You research the {topic} of incidents with your tools. {RULES}"}
+        asked = {"role": "user", "content": f"Question of {customer}: {question}\nLook into: {topic}"}
+        open_.append([head, asked])
+    for turn in range(3):
+        sent = []
+        for topic, messages in zip(topics, open_, strict=True):
+            call, last = called(rng, "search", query=topic), turn == 2
+            answer = {"role": "assistant", "content": prose(rng, 3)} if last else call
+            body = {"messages": list(messages), "tools": [tool("search")]}
+            sent.append(Request(run, "researcher", body, [answer]))
+            if last:
+                notes.append(answer["content"])
+            messages += [call, returned(call, "timeout" if rng.random() < 0.3 else prose(rng, 2))]
+        yield sent
+    critique = ""
+    for _ in range(rng.randrange(1, 3)):
+        draft = prose(rng, 4)
+        head = {"role": "system", "content": f"You write reports on incidents. {RULES}"}
+        ask = f"Report on: {question}\nFindings:\n" + "\n".join(notes) + critique
+        yield [Request(run, "writer", {"messages": [head, {"role": "user", "content": ask}]}, [draft])]
+        head = {"role": "system", "content": f"You criticise reports. {RULES}"}
+        verdict = prose(rng, 1)
+        ask = f"{question}\n\n{draft}"
+        yield [Request(run, "critic", {"messages": [head, {"role": "user", "content": ask}]}, [verdict])]
+        critique = f"\nImprove: {verdict}"
+
+
+def voters(rng: random.Random, run: str) -> Workflow:
+    """A router gets a short question, three judges get it in one template of their own, and say one word."""
+    question = " ".join(rng.sample(WORDS, rng.randrange(9, 14))) + "?"
+    head = {"role": "system", "content": f"You route questions to a jury. {RULES}"}
+    yield [Request(run, "router", {"messages": [head, {"role": "user", "content": question}]}, ["jury"])]
+    head = {"role": "system", "content": f"You are one of three judges. {RULES}"}
+    ask = f"Please judge the following with yes or no, and with nothing else.\n\n<question>{question}</question>"
+    body = {"messages": [head, {"role": "user", "content": ask}]}
+    yield [Request(run, "judge", {**body, "seed": seed}, [rng.choice(["yes", "no"])]) for seed in range(3)]
+
+
+def scripted(rng: random.Random, run: str) -> Workflow:
+    """No system prompts, templates in messages: two requests on one document, then a section for each short title."""
+    document, titles = prose(rng, 4), [" ".join(rng.sample(WORDS, 3)) for _ in range(3)]
+    notes = [prose(rng, 1), ", ".join(titles)]
+    for ask, note in zip(("List the facts of this document:", "Give titles, three words each:"), notes, strict=True):
+        messages = [{"role": "user", "content": f"{ask}\n\n{document}\n\nAnswer at once."}]
+        yield [Request(run, "assistant", {"messages": messages}, [note])]
+    yield [
+        Request(
+            run,
+            "assistant",
+            {"messages": [{"role": "user", "content": f"Write a section on {title} from this:\n{document}"}]},
+            [prose(rng, 3)],
+        )
+        for title in titles
+    ]
+
+
+def corpus(rng: random.Random, run: str) -> Workflow:
+    """Two applications that read the same thirty documents: one answers questions, the other extracts names."""
+    number, document = int(run.rsplit("-", 1)[1]), prose(random.Random(rng.randrange(30)), 5)
+    asks = number % 2
+    head = {"role": "system", "content": f"You {'answer questions' if asks else 'extract names'}. {RULES}"}
+    ask = f"{sentence(rng)}\n\n{document}" if asks else f"The text: {document}"
+    agent = "answerer" if asks else "extractor"
+    yield [Request(run, agent, {"messages": [head, {"role": "user", "content": ask}]}, [prose(rng, 2)])]
+
+
 def handed_on(rng: random.Random, run: str, form: str) -> Workflow:
     """A planner, and a worker that gets the plan in some form."""
     han = ["".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(rng.randrange(12, 23))) for _ in range(8)]
@@ -446,6 +524,10 @@ APPS: dict[str, App] = {
     "trace-each": trace_each,
     "late-roles": late_roles,
     "reminders": reminders,
+    "incident": incident,
+    "voters": voters,
+    "scripted": scripted,
+    "corpus": corpus,
 }
 NO_AGENTS = {"completions"}
 

@@ -436,3 +436,67 @@ def test_a_prompt_that_only_fills_the_cache_joins_no_sessions(endpoint: Endpoint
     found = [session(f"Customer {n} has no address.").step.workflow_id for n in range(10)]
     assert len(set(found)) == 10, "at most one is taken for what follows"
     assert [session(f"Customer {n} has no address.").step.workflow_id for n in range(1)] == found[:1]
+
+
+QUESTION = "Why has the checkout been slow since the release of Monday night?"
+PLANNER = {"role": "system", "content": "You plan the work on incidents."}
+RESEARCHER = {"role": "system", "content": "You research one topic with your tools and answer in one paragraph."}
+
+
+def test_a_question_inside_another_agents_template_is_of_the_workflow_that_began_with_it() -> None:
+    gateway = Gateway()
+    first = gateway.sent(PLANNER, user(QUESTION), answers=(assistant("logs, metrics"),))
+    other = gateway.sent(PLANNER, user("How many parcels of Friday are still in the warehouse of Hamburg?"))
+    told = [
+        gateway.sent(RESEARCHER, user(f'Question of Customer-3: "{QUESTION}"\nLook into: {topic}'))
+        for topic in ("logs", "metrics")
+    ]
+    under = gateway.sent({"role": "system", "content": f"You criticise answers to {QUESTION}"}, user("A draft."))
+    assert same(first, *told, under)
+    assert not same(first, other)
+    assert {identity.workflow_source for identity in told} == {"continuation"}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"at_s": 1000.0},
+        {"tenant": "b"},
+        {"text": f"{QUESTION} Answer in German."},  # the planner is asked again
+        {"text": f"Plan this: {QUESTION.replace('Monday', 'Tuesday')}"},
+        {"text": QUESTION.replace(" night?", "")},
+    ],
+)
+def test_what_only_resembles_an_opening_begins_a_workflow(later: dict[str, Any]) -> None:
+    gateway = Gateway()
+    first = gateway.sent(PLANNER, user(QUESTION), tenant="a")
+    text = later.pop("text", None)
+    asked = (PLANNER, user(text)) if text else (RESEARCHER, user(f"Look into this: {QUESTION}"))
+    assert not same(first, gateway.sent(*asked, **{"tenant": "a", **later}))
+
+
+def test_a_question_that_two_have_at_a_time_tells_neither() -> None:
+    gateway = Gateway()
+    both = [gateway.sent(PLANNER, user(QUESTION)) for _ in range(2)]
+    told = gateway.sent(RESEARCHER, user(f"Look into the logs: {QUESTION}"))
+    assert told.workflow_source == "new"
+    assert not any(same(told, identity) for identity in both)
+
+
+@pytest.mark.parametrize(
+    "form", ["What does it say on liability of the carrier?\n\n{}", "{}\n\nWho signed it, and when?"]
+)
+def test_two_applications_that_ask_about_one_document_are_not_joined(form: str) -> None:
+    gateway, document = Gateway(), " ".join(f"Clause {n} binds party {n * 7} to goods {n * 13}." for n in range(60))
+    first = gateway.sent(PLANNER, user(form.format(document)))
+    assert not same(first, gateway.sent(RESEARCHER, user(f"Extract all names of this text:\n{document}")))
+
+
+def test_templates_of_a_word_show_once_several_workflows_have_them() -> None:
+    gateway = Gateway()
+    for number in range(3):
+        ticket = f"Order {number} of customer {number * 17} has not arrived at the depot in {'ABC'[number]}-town yet."
+        first = gateway.sent(user(f"Classify: {ticket}\nBe brief."), at_s=float(number))
+        later = gateway.sent(user(f"Answer this ticket.\n{ticket}"), at_s=float(number))
+        assert same(first, later) == (number > 0)  # of the first, nobody could say what is template
+        assert first.step.workflow_type == later.step.workflow_type

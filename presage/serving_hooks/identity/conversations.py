@@ -1,12 +1,13 @@
 """The index of running conversations: which workflow a prompt continues.
 
 Of each workflow it keeps digests of the prompts it sent (`prompts`), of beginnings of conversations that hold one of
-its answers (`answered`), of ids that belong to it (`ids`), and of its answers' sentences (`marks`). What a digest says
-that several workflows have is for the caller to decide.
+its answers (`answered`), of ids that belong to it (`ids`), of its answers' sentences (`marks`), and of phrases of the
+message that began it (`openings`). What a digest says that several workflows have is for the caller to decide.
 
-No text is kept. Digests are BLAKE2b under a key drawn for this process: they leave it in no form, so no restart needs
-them again, and nobody who can read a dump of the index, or who sends prompts, can test a guessed text or construct a
-collision. Each tenant has an index and a key of its own, so no digest of one can be found in another's.
+No text is kept. Digests are BLAKE2b under a key drawn for this process, those of phrases Python's keyed hashes: they
+leave it in no form, so no restart needs them again, and nobody who can read a dump of the index, or who sends prompts,
+can test a guessed text or construct a collision. Each tenant has an index and a key of its own, so no digest of one can
+be found in another's.
 
 Memory: each workflow keeps its latest digests, at most `MOST_DIGESTS` of a kind; the index keeps `most` workflows, a
 fourth of them of one tenant, the least recently active leave first.
@@ -17,21 +18,29 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from secrets import token_bytes
 from typing import Final, Literal
 
+from presage.applications import Applications
 from presage.serving_hooks.workflows import TENANT_SHARE
 
 DIGEST_BYTES: Final = 12
 CHUNK: Final = 256
 """Bytes of a completions prompt between two links of its chain."""
 
-Kind = Literal["prompts", "answered", "ids", "marks"]
-MOST_DIGESTS: Final[Mapping[Kind, int]] = {"prompts": 32, "answered": 32, "ids": 48, "marks": 128}
+Kind = Literal["prompts", "answered", "ids", "marks", "openings"]
+MOST_DIGESTS: Final[Mapping[Kind, int]] = {"prompts": 32, "answered": 32, "ids": 48, "marks": 128, "openings": 32}
+MOST_COMMON: Final = 2**14
+"""Phrases of system prompts and templates that are remembered."""
 MOST_OWNERS: Final = 8
 """Workflows of one digest that are told apart; a digest of more stays one of several."""
 _MOST_TAILS: Final = 512
 """Tails that one prompt is compared with."""
+
+
+Digest = bytes | int
+"""Of a phrase a number, else bytes."""
 
 
 class Conversation:
@@ -42,32 +51,53 @@ class Conversation:
         active_at: when its latest request arrived, seconds of the gateway's clock.
         digests: by kind, the latest last; with each of a prompt or answer, how often it was continued.
         tails: places of the latest prompts of the completions API.
+        edges: of the message that began it, see `turns.edges`.
         went_on: by digest of a prompt, that of the prompt which first went on from it.
     """
 
     __slots__ = (
-        *("active_at", "agents", "digests", "tails", "tenant", "went_on", "workflow", "workflow_id", "workflow_type"),
+        *(
+            "active_at",
+            "agents",
+            "digests",
+            "edges",
+            "tails",
+            "tenant",
+            "went_on",
+            "workflow",
+            "workflow_id",
+            "workflow_type",
+        ),
     )
 
     def __init__(self, tenant: str, workflow_type: str, workflow_id: str, workflow: str) -> None:
         self.tenant, self.workflow_type, self.workflow_id, self.workflow = tenant, workflow_type, workflow_id, workflow
         self.agents: dict[str, None] = {}
         self.active_at = 0.0
-        self.digests: dict[Kind, dict[bytes, int]] = {kind: {} for kind in MOST_DIGESTS}
+        self.digests: dict[Kind, dict[Digest, int]] = {kind: {} for kind in MOST_DIGESTS}
         self.tails: dict[tuple[bytes, int], None] = {}
-        self.went_on: dict[bytes, bytes] = {}
+        self.edges: tuple[Sequence[int], Sequence[int]] = (), ()
+        self.went_on: dict[Digest, bytes] = {}
 
 
 Owners = tuple[Conversation, ...]
 
 
 class TenantIndex:
-    """The conversations of one tenant, least recently active first."""
+    """The conversations of one tenant, least recently active first.
+
+    Attributes:
+        applications: types of workflows that nobody named.
+        common: phrases of system prompts and templates, and edges of templates, which tell no workflow.
+    """
 
     def __init__(self) -> None:
+        self.applications = Applications()
+        self.common: dict[int, None] = {}
+        self._edges: dict[int, None] = {}
         self.conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._start = token_bytes(32)
-        self._owners: dict[Kind, dict[bytes, Conversation | Owners]] = {kind: {} for kind in MOST_DIGESTS}
+        self._owners: dict[Kind, dict[Digest, Conversation | Owners]] = {kind: {} for kind in MOST_DIGESTS}
         self._tails: dict[bytes, dict[int, int]] = {}
 
     def digest(self, kind: str, value: bytes) -> bytes:
@@ -82,12 +112,12 @@ class TenantIndex:
             digests.append(digest)
         return digests
 
-    def owners(self, kind: Kind, digest: bytes) -> Owners:
+    def owners(self, kind: Kind, digest: Digest) -> Owners:
         """The workflows that have a digest."""
         owners = self._owners[kind].get(digest, ())
         return (owners,) if isinstance(owners, Conversation) else owners
 
-    def add(self, conversation: Conversation, kind: Kind, digest: bytes) -> None:
+    def add(self, conversation: Conversation, kind: Kind, digest: Digest) -> None:
         """The workflow has this digest; it forgets its oldest of this kind where it has too many."""
         own, owners = conversation.digests[kind], self._owners[kind]
         times = own.pop(digest, None)
@@ -101,6 +131,29 @@ class TenantIndex:
             del own[oldest]
             conversation.went_on.pop(oldest, None)
             self._discard(kind, oldest, conversation)
+
+    def add_opening(
+        self,
+        conversation: Conversation,
+        opening: Sequence[int],
+        edges: tuple[Sequence[int], Sequence[int]],
+        system: Sequence[int],
+    ) -> None:
+        """The workflow begins with this message, under this system prompt, both by phrases.
+
+        What a part of an earlier opening has too is its template; a whole opening that comes again is none.
+        """
+        half, conversation.edges = MOST_DIGESTS["openings"] // 2, edges
+        kept = dict.fromkeys([*opening[:half], *opening[half:][-half:]])
+        seen = [phrase for phrase in opening if phrase in self._owners["openings"]]
+        common = list(system)
+        if len(seen) < len(kept):
+            ends = [*edges[0], *edges[1]]
+            common += [*seen, *filter(self._edges.__contains__, ends)]
+            _remember(self._edges, ends)
+        _remember(self.common, common)
+        for phrase in kept:
+            self.add(conversation, "openings", phrase)
 
     def continued(self, conversation: Conversation, kind: Kind, digest: bytes) -> None:
         """A prompt went on from this digest: it becomes the latest."""
@@ -163,9 +216,11 @@ class TenantIndex:
 
     def debug_state(self) -> tuple[int, int]:
         """(digests, tails)."""
-        return sum(map(len, self._owners.values())), sum(map(len, self._tails.values()))
+        return sum(map(len, self._owners.values())) + len(self.common) + len(self._edges), sum(
+            map(len, self._tails.values())
+        )
 
-    def _discard(self, kind: Kind, digest: bytes, conversation: Conversation) -> None:
+    def _discard(self, kind: Kind, digest: Digest, conversation: Conversation) -> None:
         owners = self._owners[kind]
         left = tuple(owner for owner in self.owners(kind, digest) if owner is not conversation)
         if left:
@@ -185,6 +240,12 @@ class TenantIndex:
 
 def _tail(link: bytes, tail: bytes) -> bytes:
     return blake2b(link + tail, digest_size=DIGEST_BYTES, person=b"tail").digest()
+
+
+def _remember(phrases: dict[int, None], latest: Iterable[int]) -> None:
+    phrases.update(dict.fromkeys(latest))
+    for phrase in list(islice(phrases, max(0, len(phrases) - MOST_COMMON))):
+        del phrases[phrase]
 
 
 class Conversations:

@@ -11,7 +11,7 @@ Sources, the best first:
    continues one: a client without an enclosing span draws one for each request. Then a conversation in the baggage,
    which is one agent's: an agent that another one calls has its own, in the same trace
 5. continuation: the prompt goes on from an earlier prompt and its answer, or holds what marks a workflow (ids of its
-   tool calls, sentences of its answers)
+   tool calls, sentences of its answers), or another agent's prompt holds, inside a template, the message that began one
 6. new: nothing identifies it
 
 Whatever a request sends beside its identity is learnt, so later requests of its workflow need less.
@@ -40,14 +40,23 @@ from presage.features.agent_fingerprint import LONGEST_SYSTEM
 from presage.features.agent_names import AgentNames, Name
 from presage.serving_hooks.counts import ERRORS, IDENTITIES, EventCounts
 from presage.serving_hooks.identity.agents import Agents, RecognisedAgent
-from presage.serving_hooks.identity.conversations import Conversation, Conversations, Kind, Owners, TenantIndex
+from presage.serving_hooks.identity.conversations import (
+    Conversation,
+    Conversations,
+    Digest,
+    Kind,
+    Owners,
+    TenantIndex,
+)
 from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.identity.sent_names import sent_names, sent_session
 from presage.serving_hooks.identity.trace_context import TraceContext, trace_context
 from presage.serving_hooks.identity.turns import (
     completion_bytes,
+    edges,
     is_unique,
     of_messages,
+    phrases,
     sentences,
     system_text,
     tool_ids,
@@ -62,7 +71,7 @@ from presage.serving_hooks.workflows.tenants import ANONYMOUS
 WorkflowSource = Literal["explicit", "session", "response", "trace", "continuation", "new"]
 AgentSource = Literal["explicit", "trace", "fingerprint", "none"]
 
-ANSWERED, PROMPT, SHARED, TOOL_ID, PASSED_ON = "answered", "prompt", "shared", "tool id", "passed on"
+ANSWERED, PROMPT, SHARED, TOOL_ID, PASSED_ON, QUOTED = "answered", "prompt", "shared", "tool id", "passed on", "quoted"
 CONFIDENCE: Final[Mapping[str, float]] = {
     "explicit": 1.0,
     **BY_ID,
@@ -71,6 +80,7 @@ CONFIDENCE: Final[Mapping[str, float]] = {
     SHARED: 0.9,
     TOOL_ID: 0.99,
     PASSED_ON: 0.95,
+    QUOTED: 0.95,
     "new": 0.7,
 }
 """Shares of requests given to the right workflow, by what identified them, rounded down. Those of continuations and new
@@ -88,6 +98,14 @@ traces of agents that work on the same questions at the same time; with 96 none,
 LEAST_WHOLE: Final = 20
 """Bytes of an answer, of an argument of a tool call or of a tool's result, that is the whole input of another agent."""
 _LEAST_WORDS: Final = 4
+LEAST_QUOTED: Final = 2
+"""Phrases of the message that began a workflow, and of no other that is active, that a prompt must hold."""
+QUOTED_SHARE: Final = 0.9
+"""Of such phrases, from the first to the last: two applications may read one document, but ask other things."""
+QUOTED_S: Final = 180.0
+"""Seconds since the latest request of a workflow within which its opening is compared."""
+MOST_WORDS: Final = 512
+"""Of the latest message and of the system prompt, each, that are compared with openings."""
 MOST_SENTENCES: Final = 96
 """Of one answer."""
 MOST_LOOKED_UP: Final = 256
@@ -212,7 +230,7 @@ class Identifier:
         prompt = _read(index, request)
         link = self._workflow(index, request, sent, trace, prompt, agent, system)
         role, agent_source, agent_confidence = self._role(sent, trace, agent)
-        self._learn(index, link, request, trace, prompt, role)
+        self._learn(index, link, request, trace, prompt, role, agent)
         conversation = link.conversation
         step = Step(conversation.workflow_type, conversation.workflow_id, role, sent.number, sent.last)
         known_as = agent.known_as if self.agents.may_be_renamed(role) else None
@@ -239,7 +257,8 @@ class Identifier:
         """The workflow of a request, a new one if it continues none."""
         tenant = request.tenant
         given_type = sent.workflow_type or name(trace.workflow_type, "workflow_type", self._counts)
-        workflow_type = given_type or request.given_type or agent.workflow_type or f"app-{agent.key}"
+        workflow_type = given_type or request.given_type or agent.workflow_type
+        workflow_type = workflow_type or index.applications.type_of(f"app-{agent.key}")
         session = sent.workflow_id or sent.session_id or sent_session(request, self._counts)
         session = session or name(trace.session, "session_id", self._counts)
         if session:
@@ -262,13 +281,18 @@ class Identifier:
         if owner is not None:
             return _Link(owner, "session", CONFIDENCE["cache key"])
         link = _marked(index, request, prompt, system, agent.name)
+        opening, above = prompt.turns[-1] if prompt.turns else b"", system.encode("utf-8", "surrogatepass")
+        asked, under = phrases(opening, MOST_WORDS), phrases(above, MOST_WORDS)
         if link is None and agent.confidence:
             link = _shared(index, prompt, agent.name, request.at_s)
+        link = link or _quoted(index, asked, under, agent.name, request.at_s)
         if link is not None:
             return link
         workflow_id = f"trace-{trace.trace_id}" if trace.trace_id else self._new_id()
         begun: WorkflowSource = "trace" if trace.trace_id else "new"
-        return _Link(self._begin(tenant, workflow_type, workflow_id), begun, CONFIDENCE[begun])
+        begins = self._begin(tenant, workflow_type, workflow_id)
+        index.add_opening(begins, asked, edges(opening), under)
+        return _Link(begins, begun, CONFIDENCE[begun])
 
     def _named(
         self, index: TenantIndex, tenant: str, workflow_id: str, given_type: str | None, workflow_type: str
@@ -296,8 +320,11 @@ class Identifier:
         trace: TraceContext,
         prompt: _Prompt,
         role: str,
+        agent: RecognisedAgent,
     ) -> None:
         conversation = link.conversation
+        if agent.confidence and role not in conversation.agents:
+            index.applications.step(f"app-{agent.key}", conversation.workflow_type, not conversation.agents)
         index.conversations.move_to_end(conversation.workflow)
         conversation.active_at = request.at_s
         if len(conversation.agents) < _MOST_AGENTS:
@@ -399,6 +426,37 @@ def _shared(index: TenantIndex, prompt: _Prompt, agent: str, now: float) -> _Lin
         if agent not in owner.agents and now - owner.active_at <= SHARED_S
     ]
     return _Link(fits[0], "continuation", CONFIDENCE[SHARED]) if len(fits) == 1 else None
+
+
+def _quoted(index: TenantIndex, asked: Sequence[int], under: Sequence[int], agent: str, now: float) -> _Link | None:
+    """The only active workflow whose whole opening stands in a message or its system prompt, both by phrases.
+
+    Phrases that several active workflows have are those of a template, or of a question that two have at a time. A
+    message that is the opening, or to the same agent begins as it does, is a new one.
+    """
+
+    def only(phrase: Digest) -> Conversation | None:
+        if phrase in index.common:
+            return None
+        active = [owner for owner in index.owners("openings", phrase) if now - owner.active_at <= QUOTED_S]
+        return active[0] if len(active) == 1 else None
+
+    held = {*asked, *under}
+    counts = Counter(owner for owner in map(only, held) if owner is not None)
+    best = counts.most_common(2)
+    if not best or best[0][1] < LEAST_QUOTED or (len(best) > 1 and best[1][1] * 2 > best[0][1]):
+        return None
+    owner = best[0][0]
+    opening = list(owner.digests["openings"])
+    own = [phrase in held for phrase in opening if only(phrase) is owner]
+    first, last = own.index(True), len(own) - own[::-1].index(True)
+    # Phrases across the edge of the first agent's template are in no other prompt: as many as it has words, up to 4.
+    template = [max((n for n, edge in enumerate(edges, 1) if edge in index.common), default=0) for edges in owner.edges]
+    whole = first <= template[0] and len(own) - last <= template[1]
+    again = (asked and {*asked} <= {*opening}) or (agent == next(iter(owner.agents)) and asked[:1] == opening[:1])
+    if again or not whole or sum(own) < QUOTED_SHARE * (last - first):
+        return None
+    return _Link(owner, "continuation", CONFIDENCE[QUOTED])
 
 
 def _sole(owners: Owners, agent: str) -> Conversation | None:

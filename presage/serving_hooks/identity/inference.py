@@ -21,11 +21,12 @@ import re
 import zlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from sys import intern
 from typing import Final, Generic, Literal, TypeVar
 
+from presage.applications import Applications
 from presage.continuation import (
     MOST_KNOWN,
     NAMED_FROM,
@@ -65,6 +66,7 @@ class Candidate(PromptedWorkflow):
     Attributes:
         workflow_type, workflow_id: its names, once it is one.
         opening: what its first request looks like; requests that look alike share an `_Opening`.
+        agents: of its steps.
         named: whether its client names it.
         runs: whether it is a workflow.
     """
@@ -74,6 +76,7 @@ class Candidate(PromptedWorkflow):
     opening: tuple[str, str] = ("", "")
     named: bool = False
     runs: bool = False
+    agents: set[str] = field(default_factory=set, repr=False)
 
 
 @dataclass(slots=True)
@@ -112,6 +115,7 @@ class Inference:
         self._unjudged: deque[tuple[float, Candidate]] = deque(maxlen=MOST_KNOWN)
         self._heads: _Latest[tuple[str, str], _Head] = _Latest(_MOST_OPENINGS)
         self._ids: _Latest[bytes, int] = _Latest(_MOST_IDS)
+        self._applications: dict[str, Applications] = {}
         self._left: _Latest[str, tuple[Candidate, int]] = _Latest(_MOST_LEFT)
         self._parents: _Latest[tuple[str, Hashable], tuple[int, Step | None]] = _Latest(_MOST_PARENTS)
 
@@ -305,15 +309,19 @@ class Inference:
         source: IdentitySource,
         confidence: float,
     ) -> Step | None:
+        applications = self._applications.setdefault(tenant, Applications())
         if not candidate.runs:
             if source == "new" and not self._goes_on(candidate.opening):
                 return None
             recognised = self._openings.at(candidate.opening, _Opening).came >= NAMED_FROM and agent != UNKNOWN
-            candidate.workflow_type = workflow_type or (
-                f"app-{agent.removeprefix('agent-')}" if recognised else UNKNOWN_TYPE
-            )
+            begun = workflow_type or (_own_type(agent) if recognised else UNKNOWN_TYPE)
+            candidate.workflow_type = applications.type_of(begun)
             candidate.workflow_id = scoped(tenant, f"inferred-{self._process}-{candidate.number}")
             candidate.runs = True
+        if agent != UNKNOWN and not candidate.named and agent not in candidate.agents:
+            own = workflow_type if workflow_type.startswith(f"{UNKNOWN_TYPE}-") else _own_type(agent)
+            applications.step(own, candidate.workflow_type, begins=source == "new")
+            candidate.agents.add(agent)
         return Step(
             workflow_type=intern(folded.workflow_type(candidate.workflow_type)),
             workflow_id=candidate.workflow_id,
@@ -323,6 +331,11 @@ class Inference:
             source=source,
             confidence=confidence,
         )
+
+
+def _own_type(agent: str) -> str:
+    """The type of workflows that an agent begins, if nothing tells another."""
+    return f"{UNKNOWN_TYPE}-{agent.removeprefix('agent-')}"
 
 
 _RESPONSE: Final = re.compile(r"resp_[^_]+(?=_)")

@@ -167,6 +167,34 @@ def sentences(text: bytes, most: int) -> list[bytes]:
     return kept[: most // 2] + kept[-(most - most // 2) :]
 
 
+PHRASE_WORDS: Final = 5
+_WORD: Final = re.compile(rb"[0-9A-Za-z_]+|[\xc2-\xdf].|[\xe0-\xef]..|[\xf0-\xf4]...", re.DOTALL)
+
+
+def phrases(text: bytes, most_words: int) -> list[int]:
+    """A hash of each run of PHRASE_WORDS words, in order, whatever stands between the words; each character beyond
+    ASCII is a word.
+
+    Of a longer text the first and the last words are read, half of `most_words` each. Hashes are Python's, keyed for
+    this process: much faster than digests.
+    """
+    longest = 16 * most_words
+    halves = [text] if len(text) <= longest else [text[: longest // 2], text[-longest // 2 :]]
+    most, hashes = most_words // len(halves), list[int]()
+    for half in halves:
+        words = _WORD.findall(half)
+        words = words[:most] if half is halves[0] else words[-most:]
+        hashes += map(hash, zip(*(words[first:] for first in range(PHRASE_WORDS)), strict=False))
+    return hashes
+
+
+def edges(text: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Hashes of the first one to PHRASE_WORDS - 1 words of a text, and of as many last ones."""
+    first, last = _WORD.findall(text[:256]), _WORD.findall(text[-256:])
+    lengths = range(1, PHRASE_WORDS)
+    return tuple(hash((0, *first[:n])) for n in lengths), tuple(hash((1, *last[-n:])) for n in lengths)
+
+
 def _normal(text: str, longest: int) -> bytes:
     if "</think>" in text:
         text = text.rpartition("</think>")[2]
