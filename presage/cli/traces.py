@@ -64,6 +64,10 @@ def ingest(
         str | None,
         typer.Option(help="Only workflows that started at this time or later: ISO 8601 with a zone, or epoch seconds."),
     ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Only workflows that started before this time, as --since: what came later is held out."),
+    ] = None,
     agent_pattern: Annotated[
         list[str] | None,
         typer.Option(
@@ -129,6 +133,9 @@ def ingest(
     out = Output(as_json)
     mapping = NameMapping.read(agent_pattern or (), names)
     moment = None if since is None else parse_moment(since, "--since")
+    end = None if until is None else parse_moment(until, "--until")
+    if moment is not None and end is not None and end <= moment:
+        raise ConfigurationError(f"--until {until} is not after --since {since}: no workflow is left; correct one")
     if not infer_workflows and workflow_type is not None:
         raise ConfigurationError(
             "--workflow-type is of inferred workflows: give --infer-workflows too, or leave it out"
@@ -145,6 +152,7 @@ def ingest(
             given,
             to,
             since=moment,
+            until=end,
             skip_bad=skip_bad,
             strict=strict,
             source_format=source_format,

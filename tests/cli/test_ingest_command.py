@@ -66,6 +66,10 @@ def test_since_is_a_moment(tmp_path: Path) -> None:
     ran = run("traces", "ingest", path, "--to", tmp_path / "store", "--since", "1970-01-01T00:03:20Z", "--json")
     assert (ran.json["workflows"], ran.json["steps"]) == (1, 3)
     assert ran.json["skipped"] == {"workflow that began before 1970-01-01T00:03:20+00:00": 1}
+    earlier = run("traces", "ingest", path, "--to", tmp_path / "earlier", "--until", "200", "--json")
+    assert (earlier.json["workflows"], earlier.json["steps"]) == (1, 2)
+    swapped = run("traces", "ingest", path, "--to", tmp_path / "other", "--since", "200", "--until", "100")
+    assert "--until 100 is not after --since 200: no workflow is left" in swapped.complaint
     refused = run("traces", "ingest", path, "--to", tmp_path / "other", "--since", "2026-01-01")
     assert "--since '2026-01-01': no zone" in refused.complaint
     assert not (tmp_path / "other").exists()
@@ -96,7 +100,7 @@ def test_an_mlflow_experiment_is_read_through_its_adapter(tmp_path: Path, monkey
     arguments = ("--mlflow-experiment", "support", "--tracking-uri", "sqlite:///x.db", "--since", "0")
     ran = run("traces", "ingest", *arguments, "--to", tmp_path / "store", "--skip-bad", "--json")
     # None of the steps has a time, so none of the workflows can be told to be late enough.
-    assert ran.json["skipped"] == {"workflow without a start time, which --since goes by": 6}
+    assert ran.json["skipped"] == {"workflow without a start time, which --since and --until go by": 6}
     assert asked == [
         (
             "support",

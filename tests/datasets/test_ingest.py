@@ -186,10 +186,16 @@ def test_since_takes_workflows_by_their_beginning(tmp_path: Path, write_jsonl: W
     assert read_store(tmp_path / "s")["workflow_id"].to_pylist() == ["at", "at", "half", "half"]
     assert report.skipped == {
         "workflow that began before 1970-01-01T00:01:40+00:00": 2,
-        "workflow without a start time, which --since goes by": 1,
+        "workflow without a start time, which --since and --until go by": 1,
     }
     nothing = ingest.ingest([path], tmp_path / "s", since=moment + dt.timedelta(days=1))
     assert (nothing.workflows, sum(nothing.skipped.values())) == (0, 5)
+    earlier = ingest.ingest([path], tmp_path / "earlier", until=moment, skip_bad=True)
+    assert set(read_store(tmp_path / "earlier")["workflow_id"].to_pylist()) == {"before"}
+    assert earlier.skipped["workflow that began at 1970-01-01T00:01:40+00:00 or later"] == 2
+    between = ingest.ingest([path], tmp_path / "b", since=moment, until=moment + dt.timedelta(seconds=99))
+    assert set(read_store(tmp_path / "b")["workflow_id"].to_pylist()) == {"at"}
+    assert sum(between.skipped.values()) == 4
 
 
 @pytest.mark.parametrize("skip_bad", [False, True])

@@ -14,8 +14,10 @@ from presage.datasets.synthetic.lengths import generate_lengths
 from presage.errors import TraceError
 from presage.features.lengths import LengthEncoder, length_rows
 from presage.features.rows import LabelledRows, Target
+from presage.predictors.quantiles.choice import QuantileConfig
 from presage.training.length.evaluate import LengthEvaluation, Predict, evaluate
 from presage.training.length.queue import FIRST_COME, compare
+from presage.training.length.train import fit_lengths
 
 QUANTILES = (0.5, 0.9)
 
@@ -176,3 +178,20 @@ def test_the_figures_are_json_and_the_same_seed_gives_them_again() -> None:
 def test_traces_with_no_known_length_at_all_are_refused() -> None:
     with pytest.raises(TraceError, match=r"of 1 steps none has a known length \(1 are of workflows that were cut\)"):
         evaluate(always(1, 2), rows_of(steps=STEPS[3:4]), QUANTILES, 0)
+
+
+def test_a_training_says_which_it_is_where_texts_are_not_read() -> None:
+    config, table = QuantileConfig(estimator="ridge", refit=False), generate_lengths(40, 0).table
+    bare = table
+    for name in ("input_text", "output_text"):
+        bare = bare.set_column(bare.schema.get_field_index(name), name, pa.nulls(len(bare), pa.large_string()))
+    told = [
+        fit_lengths(steps, config, texts=texts).facts["texts"]
+        for steps, texts in (
+            (bare, "auto"),
+            (table, "none"),
+            (table.slice(0, 12), "auto"),
+        )
+    ]
+    assert told[:2] == ["not recorded", "recorded, not read: --states none"]
+    assert told[2].startswith("recorded, not read: ")

@@ -63,6 +63,7 @@ def ingest(
     store: str | Path,
     *,
     since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
     skip_bad: bool = False,
     strict: bool = False,
     source_format: str = "auto",
@@ -81,6 +82,7 @@ def ingest(
         sources: paths as for `read_traces`, and feeds.
         store: folder of the store.
         since: skip workflows that began before this time (with a zone) or have no start time.
+        until: skip workflows that began at this time or later, or have no start time.
         skip_bad: skip and count workflows with a bad row, instead of raising.
         strict: raise where anything in spans was not read, was lost or dropped, or is doubtful.
         source_format: as for `read_traces`.
@@ -105,7 +107,7 @@ def ingest(
     try:
         with writing(root, lambda: progress("waiting for another writer of the store", None)) as manifest:
             manifest = _naming(root, manifest, names)
-            options = (since, skip_bad, source_format, parents_elsewhere, manifest.names.to_dict())
+            options = (since, until, skip_bad, source_format, parents_elsewhere, manifest.names.to_dict())
             least = [] if min_identity_confidence is None else [str(min_identity_confidence)]
             command = [*map(str, options), *least, *(str(Path(source.name).absolute()) for source in inputs)]
             journal = Journal(root, command)
@@ -127,7 +129,7 @@ def ingest(
                     refuse_notices({what: count for what, count in notices.items() if not what.startswith(FOLDED)})
                 source_names = [source.name for source in inputs]
                 writing_pass = _SecondPass(
-                    source_names, gathered, root, manifest, journal, since, skip_bad, min_identity_confidence
+                    source_names, gathered, root, manifest, journal, since, until, skip_bad, min_identity_confidence
                 )
                 report = writing_pass.run(progress)
             except (PresageError, OSError):
@@ -167,6 +169,7 @@ class _SecondPass:
     manifest: Manifest
     journal: Journal
     since: dt.datetime | None
+    until: dt.datetime | None
     skip_bad: bool
     min_identity_confidence: float | None
 
@@ -185,7 +188,7 @@ class _SecondPass:
             skipped.update(range_.skipped)
         counts = ("workflows", "steps", "already_present", "repeated", "extended")
         total = {name: sum(getattr(range_, name) for range_ in done) for name in counts}
-        if self.since is None and self.min_identity_confidence is None:
+        if self.since is None and self.until is None and self.min_identity_confidence is None:
             refuse_all_skipped(total["workflows"] + total["already_present"] + total["extended"], skipped, named)
         notices = self.gathered.notices
         return IngestReport(**total, skipped=dict(skipped), resumed=self.gathered.resumed, notices=notices)
@@ -223,9 +226,9 @@ class _SecondPass:
         table, origin = read_range(self.journal.folder, self.gathered.runs, low, high, self.names, lined)
         skipped = Counter[str]()
         table, origin = without(table, origin, self.gathered.spoiled)
-        if self.since is not None:
-            table, origin, too_early = _begun_since(table, origin, self.since)
-            skipped.update(too_early)
+        if self.since is not None or self.until is not None:
+            table, origin, beside = _begun_between(table, origin, self.since, self.until)
+            skipped.update(beside)
         if self.min_identity_confidence is not None:
             table, origin, uncertain = _certain(table, origin, self.min_identity_confidence)
             skipped.update(uncertain)
@@ -256,21 +259,27 @@ class _SecondPass:
         )
 
 
-def _begun_since(table: pa.Table, origin: Origin, since: dt.datetime) -> tuple[pa.Table, Origin, dict[str, int]]:
-    """The rows of workflows that began at this time or later, their origin, and the number of others by reason."""
+def _begun_between(
+    table: pa.Table, origin: Origin, since: dt.datetime | None, until: dt.datetime | None
+) -> tuple[pa.Table, Origin, dict[str, int]]:
+    """The rows of workflows that began at `since` or later and before `until`, their origin, and the number of others
+    by reason.
+    """
     if not table.num_rows:
         return table, origin, {}
     codes = workflow_codes(table)
     began = np.full(int(codes.max()) + 1, _NO_TIME)
     np.minimum.at(began, codes, table["started_at"].cast(pa.int64()).fill_null(_NO_TIME).to_numpy())
-    limit = round(since.timestamp() * 1e6)
-    untimed, early = began == _NO_TIME, began < limit
-    reasons = {
-        f"workflow that began before {since.isoformat()}": int(early.sum()),
-        "workflow without a start time, which --since goes by": int(untimed.sum()),
-    }
-    keep = ~(untimed | early)[codes]
-    counted = {reason: count for reason, count in reasons.items() if count}
+    left_out = {"workflow without a start time, which --since and --until go by": began == _NO_TIME}
+    timed = began != _NO_TIME
+    if since is not None:
+        left_out[f"workflow that began before {since.isoformat()}"] = timed & (began < round(since.timestamp() * 1e6))
+    if until is not None:
+        left_out[f"workflow that began at {until.isoformat()} or later"] = timed & (
+            began >= round(until.timestamp() * 1e6)
+        )
+    keep = ~np.any(list(left_out.values()), axis=0)[codes]
+    counted = {reason: count for reason, workflows in left_out.items() if (count := int(workflows.sum()))}
     return table.filter(pa.array(keep)), origin.part(keep), counted
 
 

@@ -251,10 +251,21 @@ def fit_lengths(
         parts={"training": size(inner), "selection": size(selection)},
         facts={
             "training steps of workflows that were cut": int(choice.rows.lower_bound.sum()),
-            "texts": choice.name if choice.encoder.sketch is not None else "not recorded, or not read",
+            "texts": choice.name if choice.encoder.sketch is not None else _why_not_read(table, choice, texts),
         },
         further={"state_choice": choice.to_dict()},
     )
+
+
+def _why_not_read(table: pa.Table, choice: TextChoice, texts: Texts) -> str:
+    """Why the texts of a training trace are not read."""
+    if all(table[name].null_count == len(table) for name in ("input_text", "output_text")):
+        return "not recorded"
+    if texts == "none":
+        return "recorded, not read: --states none"
+    if choice.refused:
+        return "recorded, not read: too few for a sketch"
+    return "recorded, not read: they did not help on the tasks set apart"
 
 
 def _features(
