@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from word_samples import trace_of
 
 from presage.errors import TraceError
-from presage.features.vocabulary import Vocabulary
+from presage.features.vocabulary import Vocabulary, unknown_names
 
 
 def test_names_are_numbered_in_sorted_order_and_shared_between_workflow_types() -> None:
@@ -45,3 +45,19 @@ def test_a_trace_of_one_agent_is_refused_with_what_to_check(words: list[str]) ->
 def test_an_artefact_keeps_it(workflow_types: list[str], agents: list[str]) -> None:
     vocabulary = Vocabulary(tuple(workflow_types), tuple(agents))
     assert Vocabulary.from_dict(json.loads(json.dumps(vocabulary.to_dict()))) == vocabulary
+
+
+def test_new_agents_stand_behind_those_that_they_are_beside_and_others_at_the_end() -> None:
+    later = trace_of(["abcde"], types=["u"])
+    made = Vocabulary(("t",), ("b", "d")).extended(later, {"a": "b", "c": "b"})
+    assert (made.agents, made.workflow_types) == (("b", "a", "c", "d", "e"), ("t", "u"))
+
+
+def test_of_each_workflow_an_agent_becomes_unknown_and_three_tenths_of_the_other_names() -> None:
+    agent, offsets = np.tile(np.arange(4, dtype=np.int32), 1000), np.arange(0, 4001, 4)
+    vocabulary, types = Vocabulary(("t",), tuple("abcd")), np.zeros(1000, np.int32)
+    agents, types = unknown_names(agent, types, offsets, vocabulary, np.random.default_rng(0))
+    unknown = (agents == vocabulary.unknown).reshape(1000, 4)
+    assert unknown.any(axis=1).all()
+    assert (unknown.mean(), types.mean()) == pytest.approx((0.25 + 0.75 * 0.3, 0.3), abs=0.03)
+    assert (agents[~unknown.ravel()] == agent[~unknown.ravel()]).all()

@@ -108,6 +108,9 @@ def test_the_longest_wait_goes_first_and_a_workflow_that_stays_away_falls_behind
     order.forecast("t", "later", UNKNOWN, certain(60.0), 0.0)
     order.forecast("t", "tail", UNKNOWN, ReturnCurve((0.5, 0.9), (2.0, 1000.0)), 0.0)
     assert list(order) == [*parts["later"], *parts["soon"], *parts["tail"]]
+    for seconds in (*range(10**8, 10**8 + 1100), 5.0):  # all but the last are replaced long before they come
+        order.forecast("t", "soon", UNKNOWN, certain(seconds), 0.0)
+    assert order.debug_state()["stages to come"] < 1100
     now = 3.0  # it has not come back at once, so it will be long
     order.turn()
     assert list(order) == [*parts["tail"], *parts["later"], *parts["soon"]]
