@@ -15,7 +15,7 @@ CONFIG = PrefetchConfig()
 def test_the_likeliest_prompt_comes_first_and_the_last_one_in_part() -> None:
     missing = [(0.2, 10), (0.4, 60), (0.7, 50), (0.1, 10)]  # the last is below the least value
     assert plan(CONFIG, SPARE, MOVED, missing) == [(2, 50), (1, 50)]
-    assert plan(CONFIG, 110, MOVED, missing) == [(2, 50), (1, 60)]
+    assert plan(CONFIG, 51, MOVED, missing) == [(2, 50), (1, 1)]
     assert plan(CONFIG, 200, MOVED, missing) == [(2, 50), (1, 60), (0, 10)]
     assert plan(PrefetchConfig(most_blocks=70), 200, MOVED, missing) == [(2, 50), (1, 20)]
 
