@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from word_samples import prefixes_in, trace_of
@@ -95,6 +95,19 @@ def test_joining_is_the_inverse_of_taking_apart(words: list[str], at: int) -> No
     for column in ("offsets", "workflow_type", "task", "agent", "outcomes", "sizes"):
         np.testing.assert_array_equal(getattr(joined, column), getattr(prefixes, column))
     np.testing.assert_array_equal(joined.states["prefill"], prefixes.states["prefill"])
+
+
+@given(WORDS, st.sets(st.integers(0, 47)), st.sets(st.integers(0, 7)))
+def test_without_steps_workflows_are_those_that_never_had_them(words: list[str], drop: set[int], cut: set[int]) -> None:
+    prefixes = prefixes_in(words, "ab", cut=cut)
+    rows = iter(range(prefixes.steps))
+    kept = {at: left for at, word in enumerate(words) if (left := "".join(a for a in word if next(rows) not in drop))}
+    assume(kept)
+    left = prefixes.without_steps(np.isin(np.arange(prefixes.steps), list(drop)))
+    wanted = prefixes_in(list(kept.values()), "ab", cut={place for place, at in enumerate(kept) if at in cut})
+    for column in ("offsets", "workflow_type", "agent", "outcomes"):
+        np.testing.assert_array_equal(getattr(left, column), getattr(wanted, column))
+    np.testing.assert_array_equal(left.task, prefixes.task[list(kept)])
 
 
 def test_joining_keeps_the_moments_both_parts_have() -> None:
