@@ -80,6 +80,18 @@ def test_an_agent_of_several_workflows_gets_a_name() -> None:
     assert first.workflow_type == f"app-{first.agent.removeprefix('agent-')}"
 
 
+def test_an_agent_that_comes_back_after_a_pause_begins_workflows_of_its_application() -> None:
+    engine = Engine()
+    planner, writer = (Observed(agent=name, agent_confidence=1.0, workflow_type=f"app-{name}") for name in "pw")
+    begun = []
+    for seed in range(3):
+        history, answer = SYSTEM + drawn(10 * seed + 1, 30), drawn(10 * seed + 2, 120)
+        engine.ask(history, answer, planner)
+        engine.ask([*drawn(9, 40), *answer, *drawn(10 * seed + 3, 9)], drawn(10 * seed + 4, 40), writer)
+        begun.append(engine.ask(drawn(9, 40) + drawn(10 * seed + 5, 80), drawn(10 * seed + 6, 40), writer))
+    assert [step and step.workflow_type for step in begun] == ["app-w", "app-p", "app-p"]
+
+
 @pytest.mark.parametrize("opening", [SYSTEM, []])
 def test_single_requests_are_no_workflows_once_that_is_clear(opening: list[int]) -> None:
     of, steps = Engine(), []
