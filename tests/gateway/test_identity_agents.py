@@ -254,10 +254,14 @@ def test_similarity_is_one_for_itself_and_small_for_another_text() -> None:
 def test_an_agent_has_one_name_in_every_api() -> None:
     identifier, said = Identifier(counts=EventCounts(), most_conversations=10), [{"role": "user", "content": "Hello"}]
     bodies: dict[Endpoint, dict[str, Any]] = {
-        "chat": {"messages": [{"role": "system", "content": RULES}, *said]},
-        "messages": {"system": RULES, "messages": said},
-        "responses": {"instructions": RULES, "input": "Hello"},
+        "chat": {
+            "messages": [{"role": "system", "content": RULES}, *said],
+            "tools": [{"type": "function", "function": {"name": "search"}}],
+        },
+        "messages": {"system": RULES, "messages": said, "tools": [{"name": "search"}]},
+        "responses": {"instructions": RULES, "input": "Hello", "tools": [{"type": "function", "name": "search"}]},
     }
     requests = [ApiRequest(endpoint, body, tenant="key-1") for endpoint, body in bodies.items()]
+    assert [(request.texts, request.tools) for request in requests] == [((RULES, "Hello"), ("search",))] * 3
     (agent,) = {identifier.identify(request).step.agent for request in requests}
     assert agent != UNKNOWN
