@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from presage.serving_hooks.counts import EventCounts
 from presage.serving_hooks.identity.identifier import Identifier
 from presage.serving_hooks.identity.request import ApiRequest, Endpoint
-from presage.serving_hooks.identity.turns import LEAST_SENTENCE, sentences
+from presage.serving_hooks.identity.turns import LEAST_SENTENCE, sentences, system_text, values_of
 from presage.serving_hooks.workflows.identity import tenant_of
 
 TEXT = (
@@ -151,3 +151,11 @@ def test_of_any_text_so_many_sentences_are_read(parts: list[bytes], most: int) -
     kept = sentences(b"\n".join(parts), most)
     assert len(kept) <= most
     assert all(len(sentence) >= LEAST_SENTENCE for sentence in kept)
+
+
+def test_what_is_nested_deeply_is_not_read() -> None:
+    shallow, deep = (json.loads("[" * depth + '"text"' + "]" * depth) for depth in (2, 50))
+    for content, text, values in ((shallow, "text", [b"text"]), (deep, "", [])):
+        request = ApiRequest("chat", {"messages": [{"role": "system", "content": content}]})
+        assert system_text(request, 100) == text
+        assert values_of(json.dumps(content).encode()) == values
