@@ -36,8 +36,8 @@ _STAGES: Final = 9
 _REPLAY: Final = (
     "replay burst --policy stock,full --forecasts model --concurrency 16 --cache-tokens 100000 --report replay"
 )
-_GATEWAY_WORKFLOWS, _GATEWAY_LOAD = 60, 40
-"""Workflows that the gateway records, and those that run at once afterwards."""
+_GATEWAY_WORKFLOWS, _GATEWAY_LOAD, _GATEWAY_ROUNDS = 60, 40, 3
+"""Workflows that the gateway records, those that run at once afterwards, and how often."""
 _ENDED_S: Final = 4.0
 """Seconds after which the gateway takes workflows that send nothing for ended."""
 _MARK: Final = ".made-by-demo"
@@ -170,7 +170,7 @@ class _Demo:
             "macro_map": router["macro_map"],
             "tfidf-logistic": router["baselines"]["tfidf-logistic"]["macro_map"],
             "replay": replayed,
-            "gateway": completed,
+            "gateway": [{"off": off, "on": on} for off, on in completed],
             "next": max(forecast["horizons"][0]["agents"].items(), key=lambda item: item[1])[0],
         }
 
@@ -186,11 +186,11 @@ class _Demo:
         completion_s = {name: figures["completion_mean_s"]["mean"] for name, figures in metrics["policies"].items()}
         return {"verdict": metrics["verdict"]["text"], "completion_mean_s": completion_s}
 
-    def gateway(self) -> dict[str, float]:
-        """Mean completion time in seconds by what the gateway does."""
+    def gateway(self) -> list[tuple[float, float]]:
+        """Mean completion times in seconds, of each round: with the gateway proxying alone, and with its forecasts."""
         import asyncio
 
-        from presage.cli.demo_gateway import drive, running
+        from presage.cli.demo_gateway import compare, drive, running
 
         environment = _environment()
         watching = ("--mode", "shadow", "--record", "served", "--time-to-live", "2")
@@ -205,13 +205,16 @@ class _Demo:
             "train-predictor remaining-length served-traces --out served-lengths --name served-lengths "
             "--estimator ridge --baselines median-per-step"
         )
-        completion_s = {}
         for mode in ("off", "on"):
             self.show(f"\n$ presage gateway --simulate --mode {mode} {' '.join(forecasting)} &")
-            with running(self.folder, environment, "--mode", mode, *forecasting) as url:
-                completion_s[mode] = asyncio.run(drive(url, _GATEWAY_LOAD, seed=1))
-            self.show(f"mean completion of {_GATEWAY_LOAD} workflows at once: {completion_s[mode]:.2f} s")
-        return completion_s
+        with (
+            running(self.folder, environment, "--mode", "off", *forecasting) as alone,
+            running(self.folder, environment, "--mode", "on", *forecasting) as forecast,
+        ):
+            pairs = asyncio.run(compare(alone, forecast, _GATEWAY_LOAD, _GATEWAY_ROUNDS))
+        for off, on in pairs:
+            self.show(f"mean completion of {_GATEWAY_LOAD} workflows at once: off {off:.2f} s, on {on:.2f} s")
+        return pairs
 
     def summarize(
         self,
@@ -219,10 +222,10 @@ class _Demo:
         lengths: dict[str, Any],
         router: dict[str, Any],
         replayed: dict[str, Any] | None,
-        completed: dict[str, float],
+        completed: list[tuple[float, float]],
     ) -> None:
         """Print what was gained, on held-out workflows and prompts, and where everything is."""
-        from presage.cli.demo_gateway import APPLICATIONS
+        from presage.cli.demo_gateway import APPLICATIONS, compared
 
         ours = trained["moments"]["completion"]["accuracy"]
         counting = trained["baselines"]["markov-3"]["completion"]["accuracy"]
@@ -238,8 +241,8 @@ class _Demo:
             "router": f"{router['picked_accuracy']:.0%} of prompts solved by the model it picks "
             f"(the best single model: {router['best_single']:.0%})",
             "replay": "skipped: vLLM is not installed" if replayed is None else replayed["verdict"],
-            "gateway": f"{len(APPLICATIONS)} unchanged applications recorded; with priorities their workflows complete "
-            f"in {completed['on']:.2f} s on the mean (proxied alone: {completed['off']:.2f} s)",
+            "gateway": f"{len(APPLICATIONS)} unchanged applications recorded; with priorities their workflows "
+            + compared(completed),
             "reports": "model/report.html, lengths/report.html, router/report.html"
             + (", replay/report.html" if replayed else ""),
             "registry": "mlflow.db; mlflow ui --backend-store-uri sqlite:///mlflow.db shows it",
