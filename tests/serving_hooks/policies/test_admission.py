@@ -177,7 +177,7 @@ def test_where_more_is_lost_than_expected_contexts_count_as_longer_for_a_while()
         thrashing = decide(admission, CROWD, THRASHING, now)
     assert 1.2 < admission.longer <= 3.0
     assert thrashing.chosen.workflows < first.chosen.workflows
-    for now in range(10, 1200, 2):
+    for now in range(10, 1200, 10):
         calm = decide(admission, CROWD, CALM, float(now))
     assert admission.longer == pytest.approx(1.0, abs=0.05)
     assert calm.chosen.workflows == first.chosen.workflows
