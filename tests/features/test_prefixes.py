@@ -103,11 +103,11 @@ def test_without_steps_workflows_are_those_that_never_had_them(words: list[str],
     rows = iter(range(prefixes.steps))
     kept = {at: left for at, word in enumerate(words) if (left := "".join(a for a in word if next(rows) not in drop))}
     assume(kept)
-    left = prefixes.without_steps(np.isin(np.arange(prefixes.steps), list(drop)))
+    remaining = prefixes.without_steps(np.isin(np.arange(prefixes.steps), list(drop)))
     wanted = prefixes_in(list(kept.values()), "ab", cut={place for place, at in enumerate(kept) if at in cut})
     for column in ("offsets", "workflow_type", "agent", "outcomes"):
-        np.testing.assert_array_equal(getattr(left, column), getattr(wanted, column))
-    np.testing.assert_array_equal(left.task, prefixes.task[list(kept)])
+        np.testing.assert_array_equal(getattr(remaining, column), getattr(wanted, column))
+    np.testing.assert_array_equal(remaining.task, prefixes.task[list(kept)])
 
 
 def test_joining_keeps_the_moments_both_parts_have() -> None:
