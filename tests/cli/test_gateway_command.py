@@ -81,6 +81,7 @@ def test_bad_input_is_one_clear_error(arguments: tuple[str, ...], message: str) 
         ("retry = 1.0", "did you mean retry_s in [forecasts]?"),
         ("dialect = 'vllm'", "dialect: belongs in [[upstreams]]"),
         ("qwertz = 1", "there is no such setting"),
+        ("[[upstreams]", "not valid TOML"),
         ("workflow_type = ''", "workflow_type.default: give a name of 1 to 256 printable characters"),
         ("workflow_type = 3", "workflow_type: give a name, or default, tenants, header, routes"),
         ("workflow_types = 'a'", "did you mean workflow_type?"),
@@ -133,14 +134,6 @@ def test_an_address_that_is_taken_is_one_clear_error_and_nothing_listens_before(
             assert f"{address} cannot be listened on: another program listens there" in found.stderr.replace("\n", " ")
             assert "the gateway listens" not in found.output
             assert "Traceback" not in found.output
-
-
-def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "gateway.toml"
-    file.write_text("[[upstreams]")
-    found = presage("gateway", "--config", str(file))
-    assert found.exit_code == 2
-    assert "not valid TOML" in found.stderr.replace("\n", " ")
 
 
 def test_names_of_agents_are_learnt_from_traces(tmp_path: Path) -> None:

@@ -220,43 +220,33 @@ def test_an_aborted_workflow_teaches_no_end() -> None:
     assert len(forecaster) == 0
 
 
-def test_states_of_another_served_model_are_left_out_and_it_is_said(predictor: NextAgentPredictor) -> None:
+@pytest.mark.parametrize(
+    ("source", "served", "layer", "reason"),
+    [
+        ({"served_model": "model-7b"}, "model-14b", None, STATES_LEFT_OUT),
+        ({"served_model": "model-7b"}, "model-7b", None, None),
+        ({"served_model": "model-7b"}, None, None, None),  # an engine that does not say what it serves
+        ({"layer": None}, "synthetic", 20, LAYER_LEFT_OUT),
+        ({"layer": 20}, "synthetic", None, LAYER_LEFT_OUT),
+        ({"layer": 20}, "synthetic", 15, LAYER_LEFT_OUT),
+        ({"layer": 20}, "synthetic", 20, None),
+        ({"layer": 20}, None, None, None),
+    ],
+)
+def test_states_of_another_served_model_or_layer_are_left_out_and_it_is_said(
+    predictor: NextAgentPredictor, source: dict[str, Any], served: str | None, layer: int | None, reason: str | None
+) -> None:
     learnt = copy(predictor)
-    learnt.source = replace(learnt.source, served_model="model-7b")
+    learnt.source = replace(learnt.source, **source)
     step, state = WORKFLOWS["loop"][0], np.ones(STATE_SIZE, np.float32)
     ids = step["workflow_type"], step["workflow_id"], step["agent"]
     bare = Forecaster(predictor, clock=Clock()).on_prefill(*ids)
     seeing = Forecaster(predictor, clock=Clock()).on_prefill(*ids, prefill_state=state)
     assert not np.array_equal(bare.probabilities, seeing.probabilities)
-    for served, wanted, reason in (
-        ("model-14b", bare, STATES_LEFT_OUT),
-        ("model-7b", seeing, None),
-        (None, seeing, None),
-    ):
-        live = Forecaster(learnt, served_model=served, clock=Clock()).on_prefill(*ids, prefill_state=state)
-        assert (live.source, live.reason) == ("champion", reason)
-        assert np.array_equal(live.probabilities, wanted.probabilities)
-
-
-@pytest.mark.parametrize(("learnt_at", "tapped"), [(None, 20), (20, None), (20, 15)])
-def test_states_of_another_layer_are_left_out_and_it_is_said(
-    predictor: NextAgentPredictor, learnt_at: int | None, tapped: int | None
-) -> None:
-    learnt = copy(predictor)
-    learnt.source = replace(learnt.source, layer=learnt_at)
-    step, state = WORKFLOWS["loop"][0], np.ones(STATE_SIZE, np.float32)
-    ids = step["workflow_type"], step["workflow_id"], step["agent"]
-    bare = Forecaster(predictor, clock=Clock()).on_prefill(*ids)
-    seeing = Forecaster(predictor, clock=Clock()).on_prefill(*ids, prefill_state=state)
-    for served, layer, wanted, reason in (
-        ("synthetic", tapped, bare, LAYER_LEFT_OUT),
-        ("synthetic", learnt_at, seeing, None),
-        (None, None, seeing, None),  # an engine that does not say what it serves
-    ):
-        forecaster = Forecaster(learnt, served_model=served, state_layer=layer, clock=Clock())
-        live = forecaster.on_prefill(*ids, prefill_state=state)
-        assert (live.source, live.reason) == ("champion", reason)
-        assert np.array_equal(live.probabilities, wanted.probabilities)
+    forecaster = Forecaster(learnt, served_model=served, state_layer=layer, clock=Clock())
+    live = forecaster.on_prefill(*ids, prefill_state=state)
+    assert (live.source, live.reason) == ("champion", reason)
+    assert np.array_equal(live.probabilities, (bare if reason else seeing).probabilities)
 
 
 def test_no_text_of_a_request_is_kept(predictor: NextAgentPredictor, lengths: RemainingLengthPredictor) -> None:
