@@ -332,6 +332,9 @@ def _problems(engine: EngineStatus) -> Rows:
         rows.append([f"{name} left out: {reason}", f"{times:.0f}" + (f", for example {key}" if key != name else "")])
     rows += [[event, f"{times:.0f}"] for (event,), times in counted(EVENTS, engine)]
     rows += _broken(engine)
+    for name, share in engine.one_step.items():
+        told = f"{share:.0%} of its workflows; if runs have several, docs/recognised.md says what joins them"
+        rows.append([f"one step: {name}", told])
     if engine.recorder is not None and engine.recorder.losing:
         rows.append(["recorder", "loses most steps; recorder.counts of --json says why"])
     if (webhook := engine.webhook) is not None and (webhook.problem or webhook.dropped):

@@ -266,6 +266,7 @@ class Decisions:
             model_versions=model_versions(self._forecasts.models),
             counts=self.counts.by_key(),
             counted=self.counts.by_metric(),
+            one_step=self.overview.one_step(),
             recorder=self._recording.status(),
             webhook=self._webhook.status() if self._webhook is not None else None,
         )

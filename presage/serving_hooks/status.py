@@ -384,6 +384,7 @@ class EngineStatus:
         evicted: evicted blocks by class.
         monitor: forecasts against outcomes.
         identity: of requests whose clients name no workflow; None where it is not inferred.
+        one_step: share of inferred workflows of one step, of the types that mostly have no more.
     """
 
     name: str | None = None
@@ -406,6 +407,7 @@ class EngineStatus:
     admission: AdmissionStatus | None = None
     tails: Mapping[str, SecondsStatus] = field(default_factory=dict)
     identity: IdentityStatus | None = None
+    one_step: Mapping[str, float] = field(default_factory=dict)
     inputs: InputStatus | None = None
     reload: ReloadStatus | None = None
     monitor: MonitorStatus | None = None
@@ -455,14 +457,18 @@ def of_tenant(status: Mapping[str, Any], tenant: str, types: Collection[str]) ->
     shown = dict(status)
     if not tenant:
         return {**shown, "examples": {of: unscoped(key) for of, key in (shown.get("examples") or {}).items()}}
+
+    def own(table: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            unscoped(name): figures
+            for name, figures in table.items()
+            if (tenant_of(name) or tenant) == tenant and unscoped(name) in types
+        }
+
     for section, table in _BY_TYPE:
         if shown.get(section) and shown[section].get(table):
-            own = {
-                unscoped(name): figures
-                for name, figures in shown[section][table].items()
-                if (tenant_of(name) or tenant) == tenant and unscoped(name) in types
-            }
-            shown[section] = {**shown[section], table: own}
+            shown[section] = {**shown[section], table: own(shown[section][table])}
+    shown["one_step"] = own(shown.get("one_step") or {})
     if shown.get("modes"):
         rules = [rule for rule in shown["modes"]["rules"] if rule["workflow_type"] in (None, *types)]
         shown["modes"] = {**shown["modes"], "rules": rules}

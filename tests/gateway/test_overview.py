@@ -12,13 +12,14 @@ from served import Seen, before
 from starlette.responses import JSONResponse
 
 from presage.cli.presage import app
-from presage.cli.status import PAGE
+from presage.cli.status import PAGE, tables
 from presage.gateway.front import Front
 from presage.serving_hooks.counts import EventCounts
-from presage.serving_hooks.listeners.overview import MOST_AGENTS, MOST_ENDED, Overview
-from presage.serving_hooks.workflows import EndReason, WorkflowTable
+from presage.serving_hooks.listeners.overview import LEAST_ENDED, MOST_AGENTS, MOST_ENDED, Overview
+from presage.serving_hooks.status import EngineStatus, as_json, of_tenant, read_status
+from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
-from presage.serving_hooks.workflows.identity import Step
+from presage.serving_hooks.workflows.identity import Step, scoped
 
 SYSTEM = {"planner": "You plan trips to the sea for families.", "writer": "You write what was planned as a letter."}
 
@@ -131,3 +132,17 @@ def test_names_that_are_given_once_hold_in_the_past_and_in_the_future(
     Path("bad.json").write_text('{"format": "presage-agent-names", "ids": {"agent-0a1b2c3d": 3}}')
     complaint = Ran(app, "traces", "ingest", "steps.jsonl", "--names", "bad.json", "--to", "other").complaint
     assert "--names bad.json: no agents by their ids" in complaint
+
+
+def test_a_type_whose_runs_are_not_recognised_as_workflows_is_a_problem() -> None:
+    overview = Overview(WorkflowTable(60.0, lambda: 0.0), EventCounts(), str, lambda: 0.0)
+    for number in range(LEAST_ENDED):
+        for step in (Step("app-1", f"auto-x-{number}", "planner"), Step("named", f"run-{number}", "planner")):
+            overview.workflow_ended(Workflow(step, 0.0, latest=0), EndReason.EXPIRED)
+    assert overview.one_step() == {"app-1": 1.0}
+    told = as_json(EngineStatus(one_step={**overview.one_step(), scoped("b", "app-2"): 0.9}))
+    assert of_tenant(told, "a", ["app-1"])["one_step"] == {"app-1": 1.0}
+    (problems,) = (
+        shown for shown in tables("Gateway", read_status(told) or EngineStatus()) if "Problems" in str(shown.title)
+    )
+    assert problems.row_count == 2

@@ -39,8 +39,8 @@ class ApiRequest:
         headers: by names in lower case; of several with one name, the first.
         tenant: from the API key (`workflows/tenants.py`); "" without tenants.
         at_s: seconds of the gateway's clock.
-        given_type: workflow type that the gateway's settings give to it, for the case that its client names none; "" for
-            none, and that of its route before the settings are asked.
+        given_type: workflow type that the gateway's settings give to it if its client names none, and that of its route
+            before the settings are asked; "" for none.
     """
 
     endpoint: Endpoint

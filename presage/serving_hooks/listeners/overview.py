@@ -24,6 +24,11 @@ MOST_ENDED: Final = 1000
 MOST_AGENTS: Final = 4096
 """Agents that are shown, those that came last of all tenants."""
 MOST_ON_PAGE: Final = 500
+LEAST_ENDED: Final = 20
+"""Workflows of a type that must have ended before they tell how it is recognised."""
+MOST_TYPES: Final = 256
+INFERRED: Final = ("auto-", "inferred-")
+"""How the ids of workflows begin that no client and no trace names, at the gateway and in the engine."""
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class Overview(Listener[Any]):
         self._table, self._model_of, self._clock = table, model_of, clock
         self._ended: deque[tuple[float, Workflow, EndReason]] = deque(maxlen=MOST_ENDED)
         self._agents: OrderedDict[tuple[str, str, str], _SeenAgent] = OrderedDict()
+        self._inferred: OrderedDict[str, tuple[int, int]] = OrderedDict()  # ended workflows, and those of one step
 
     def request_finished(self, request: Any, step: RunningStep | None, left: LeftStep | None) -> None:
         """Counts a step of its agent."""
@@ -63,6 +69,23 @@ class Overview(Listener[Any]):
         """Keeps what is shown of it, and nothing else that it holds."""
         shown = Workflow(workflow.step, workflow.arrived_at, latest=workflow.latest)
         self._ended.append((self._clock(), shown, reason))
+        if not unscoped(workflow.step.workflow_id).startswith(INFERRED):
+            return
+        key = workflow.step.stats_key
+        ended, single = self._inferred.pop(key, (0, 0))
+        self._inferred[key] = ended + 1, single + (workflow.latest == 0)
+        if len(self._inferred) > MOST_TYPES:
+            self._inferred.popitem(last=False)
+
+    def one_step(self) -> dict[str, float]:
+        """The share of workflows of one step, by type with its tenant, where most inferred ones have no more: either
+        the application has single requests, or its runs are not recognised as one workflow.
+        """
+        return {
+            key: single / ended
+            for key, (ended, single) in self._inferred.items()
+            if ended >= LEAST_ENDED and 2 * single > ended
+        }
 
     def agents(self, tenant: str) -> dict[str, Any]:
         """`agents`: name, workflow type, steps and latest model of each agent of a tenant, the latest first."""

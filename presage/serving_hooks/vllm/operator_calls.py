@@ -165,6 +165,7 @@ class OperatorCalls(Hooks):
             admission=admission.status() if admission is not None else None,
             tails={name: seconds.status() for name, seconds in self.queue_policies.tails.items()},
             identity=self.identity.status() if self.identity is not None else None,
+            one_step=self._overview.one_step(),
             recorder=replace(self._recording.status(), states=self._states.recorder_states),
             webhook=self._webhook.status() if self._webhook is not None else None,
             step_times=replace(file.status(), on=self._timing.on) if (file := self._step_times) is not None else None,
