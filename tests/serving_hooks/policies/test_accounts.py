@@ -27,6 +27,9 @@ def test_a_workflow_is_ready_runs_and_is_away_and_is_held_only_while_it_is_ready
     assert (account.steps, request.step, account.waited_for_s(request, 9.0)) == (1, 1, 3.0)
     account.leaves("r", hashes(1, 2, 3, 4, 5), 8.0)
     assert (account.phase, account.since, account.own_tokens(16)) == (Phase.TOOL, 8.0, 80)
+    account.arrives("r2", "b", 100, 0, 9.0)
+    account.begins("r2", hashes(7), 9.0)
+    assert [account.apart("a", blocks) for blocks in (5, 6)] == [2, 1], "its own conversation, or what all have read"
 
 
 def test_what_two_workflows_begin_with_is_shared_until_other_agents_have_taken_its_place() -> None:
