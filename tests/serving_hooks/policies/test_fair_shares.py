@@ -125,6 +125,12 @@ def test_a_workflow_that_would_miss_its_deadline_goes_first_the_earliest_of_them
     assert [one.id for one in order] == [late[1].id, late[0].id, crowd[0].id, missed.id, in_time.id]
 
 
+def test_all_that_are_pressed_go_before_a_type_that_has_received_less() -> None:
+    pressed = [replace(one, deadline_at=50.0, needs_s=30.0) for one in crowd_of("large", 2, 40_000.0)]
+    admission, others = with_places(2, cache_tokens=10_000.0), crowd_of("small", 5, 1_000.0)
+    assert first_decision(admission, [*others, *pressed], 2) == {one.id for one in pressed}
+
+
 def test_who_is_pressed_by_a_deadline_is_counted_while_it_waits() -> None:
     admission, crowd = with_places(1), crowd_of("t", 3)
     pressed = [replace(one, deadline_at=10.0, needs_s=9.0) for one in crowd]
