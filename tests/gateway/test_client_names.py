@@ -117,7 +117,7 @@ def test_a_graph_that_a_human_interrupts_is_one_workflow_with_one_end_in_any_pro
 
         table, checkpoints = behind.front.decisions.table, tmp_path / "checkpoints"
         assert answers(behind.url, checkpoints, "begin") == ["asks", "asks"]
-        assert eventually(lambda: all(workflow.paused_until for workflow in table))
+        assert eventually(lambda: all(workflow.paused_until for workflow in list(table)))
         assert (len(table), sum(table.ends.values())) == (2, 0)
         command = [sys.executable, script, behind.url, str(checkpoints), "yes"]
         assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "['done', 'done']\n"
@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_without_a_request_ends_too(monkeypatch: pytest.Monke
             client.chat.completions.create(model="simulated", messages=MESSAGES)
             presage_client.pause()
         table = behind.front.decisions.table
-        assert eventually(lambda: all(paused.paused_until for paused in table))
+        assert eventually(lambda: all(paused.paused_until for paused in list(table)))
         monkeypatch.setattr(presage_client, "_LATEST", {})  # as in another process
         monkeypatch.setenv("OPENAI_BASE_URL", behind.url)
         with workflow("report", "r-1"):  # the human says no

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from cli_samples import Ran
-from served import Seen, before
+from served import Seen, before, eventually
 from starlette.responses import JSONResponse
 
 from presage.cli.presage import app
@@ -62,7 +62,8 @@ def test_workflows_are_listed_by_page_stay_when_they_end_and_can_be_explained(se
     ids = [workflow["workflow_id"] for workflow in (*first["workflows"], *second["workflows"])]
     assert len(set(ids)) == PAGE + 1
     assert len(listed(url, "two")["workflows"]) == 1
-    oldest = second["workflows"][0]
+    assert eventually(lambda: not front.in_flight)
+    oldest = listed(url, "one", "--page", 2)["workflows"][0]
     assert (oldest["workflow_type"], oldest["steps"], oldest["state"]) == ("trips", 1, "away")
     for what in ("pause", "end"):
         path = f"{url}/v1/workflows/{oldest['workflow_id']}/{what}?workflow_type=trips"
@@ -78,10 +79,11 @@ def test_workflows_are_listed_by_page_stay_when_they_end_and_can_be_explained(se
 
 
 def test_agents_are_listed_with_what_is_known_of_them(served: tuple[str, Front]) -> None:
-    url, _ = served
+    url, front = served
     for number in range(3):
         ask(url, "planner", f"Where do family {number} go in winter?")
     ask(url, "writer", "Write to the family in the north.", key="two")
+    assert eventually(lambda: not front.in_flight)  # a step counts once its answer has been sent
     (planner,) = Ran(app, "agents", "list", url.removeprefix("http://"), "--api-key", "one", "--json").json["agents"]
     assert (planner["workflow_type"], planner["steps"], planner["model"]) == ("trips", 3, "m")
     shown = Ran(app, "agents", "list", url, "--api-key", "one").out
