@@ -194,4 +194,4 @@ def test_a_training_says_which_it_is_where_texts_are_not_read() -> None:
         )
     ]
     assert told[:2] == ["not recorded", "recorded, not read: --states none"]
-    assert told[2].startswith("recorded, not read: ")
+    assert str(told[2]).startswith("recorded, not read: ")
