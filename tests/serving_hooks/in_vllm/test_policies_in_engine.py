@@ -249,6 +249,7 @@ def test_no_name_of_ours_is_one_of_vllms(tmp_path: Path) -> None:
         "_models",
         "_modes",
         "_modes_applied",
+        "_overview",
         "_recording",
         "_prepared",
         "_prompt_tokens",

@@ -145,7 +145,7 @@ def test_vllms_cache_of_compiled_models_keeps_layers_apart() -> None:
 
 def test_a_predictor_of_another_layer_does_without_states_and_says_so(last_layer: Any) -> None:
     assert last_layer["status"]["states"].startswith("off: no predictor reads")
-    assert last_layer["status"]["counts"]["forecast: champion"] >= 100
+    assert last_layer["status"]["counts"]["forecast: champion"] >= 50  # the first ones may come before it is loaded
     assert last_layer["recorded"]["why"] == [LAYER_LEFT_OUT]
     assert last_layer["changed"] == [0, 0]
 
