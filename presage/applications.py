@@ -14,7 +14,7 @@ from typing import Final
 
 LEAST_CALLS: Final = 2
 """Workflows of a type in which an agent must have been called, since one link may be wrong."""
-MOST_AGENTS: Final = 256
+MOST_AGENTS: Final = 64
 """Agents that are remembered, those seen last."""
 
 
@@ -36,8 +36,10 @@ class Applications:
         if agent == workflow_type or begins or workflow_type not in self._begun:
             return
         self._seen(agent)
-        self._called[agent][workflow_type] += 1
-        self._merged = None
+        calls = self._called[agent]
+        calls[workflow_type] += 1
+        if calls[workflow_type] == LEAST_CALLS or calls.total() == self._begun[agent]:
+            self._merged = None  # else nothing has changed, and merging takes milliseconds for many agents
 
     def type_of(self, agent: str) -> str:
         """The type of the workflows that this agent begins; its own unless it belongs to another application."""
@@ -46,7 +48,8 @@ class Applications:
         return self._merged.get(agent, agent)
 
     def __len__(self) -> int:
-        return len(self._begun)
+        """Agents and calls that are remembered."""
+        return len(self._begun) + sum(map(len, self._called.values()))
 
     def _seen(self, agent: str) -> None:
         self._begun.setdefault(agent, 0)
@@ -55,6 +58,8 @@ class Applications:
         if len(self._begun) > MOST_AGENTS:
             oldest, _ = self._begun.popitem(last=False)
             del self._called[oldest]
+            for calls in self._called.values():
+                calls.pop(oldest, None)
             self._merged = None
 
     def _merge(self) -> dict[str, str]:

@@ -64,7 +64,7 @@ from presage.serving_hooks.identity.turns import (
     values_of,
 )
 from presage.serving_hooks.workflows import Workflow
-from presage.serving_hooks.workflows.identity import BY_ID, Step, scoped, tenant_of, workflow_key
+from presage.serving_hooks.workflows.identity import BY_ID, DRAWN_IDS, Step, scoped, tenant_of, workflow_key
 from presage.serving_hooks.workflows.metadata import SentNames, name
 from presage.serving_hooks.workflows.tenants import ANONYMOUS
 
@@ -310,7 +310,7 @@ class Identifier:
         return conversation
 
     def _new_id(self) -> str:
-        return f"auto-{self._process}-{next(self._numbers)}"
+        return f"{DRAWN_IDS[0]}{self._process}-{next(self._numbers)}"
 
     def _learn(
         self,

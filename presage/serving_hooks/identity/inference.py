@@ -42,7 +42,7 @@ from presage.continuation import (
 from presage.datasets.schema.names import NO_NAMES, NameMapping
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
-from presage.serving_hooks.workflows.identity import BY_ID, IdentitySource, Step, scoped, workflow_key
+from presage.serving_hooks.workflows.identity import BY_ID, DRAWN_IDS, IdentitySource, Step, scoped, workflow_key
 from presage.serving_hooks.workflows.observed import NOTHING, Observed
 
 SINGLE_S: Final = 120.0
@@ -316,7 +316,7 @@ class Inference:
             recognised = self._openings.at(candidate.opening, _Opening).came >= NAMED_FROM and agent != UNKNOWN
             begun = workflow_type or (_own_type(agent) if recognised else UNKNOWN_TYPE)
             candidate.workflow_type = applications.type_of(begun)
-            candidate.workflow_id = scoped(tenant, f"inferred-{self._process}-{candidate.number}")
+            candidate.workflow_id = scoped(tenant, f"{DRAWN_IDS[1]}{self._process}-{candidate.number}")
             candidate.runs = True
         if agent != UNKNOWN and not candidate.named and agent not in candidate.agents:
             own = workflow_type if workflow_type.startswith(f"{UNKNOWN_TYPE}-") else _own_type(agent)

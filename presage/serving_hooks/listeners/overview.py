@@ -17,7 +17,7 @@ from presage.serving_hooks.listeners import Listener
 from presage.serving_hooks.modes import Switch
 from presage.serving_hooks.workflows import EndReason, RunningStep, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
-from presage.serving_hooks.workflows.identity import tenant_of, unscoped
+from presage.serving_hooks.workflows.identity import DRAWN_IDS, tenant_of, unscoped
 
 MOST_ENDED: Final = 1000
 """Workflows that have ended and are still shown, the latest of all tenants."""
@@ -27,8 +27,6 @@ MOST_ON_PAGE: Final = 500
 LEAST_ENDED: Final = 20
 """Workflows of a type that must have ended before they tell how it is recognised."""
 MOST_TYPES: Final = 256
-INFERRED: Final = ("auto-", "inferred-")
-"""How the ids of workflows begin that no client and no trace names, at the gateway and in the engine."""
 
 
 @dataclass(slots=True)
@@ -69,7 +67,7 @@ class Overview(Listener[Any]):
         """Keeps what is shown of it, and nothing else that it holds."""
         shown = Workflow(workflow.step, workflow.arrived_at, latest=workflow.latest)
         self._ended.append((self._clock(), shown, reason))
-        if not unscoped(workflow.step.workflow_id).startswith(INFERRED):
+        if not unscoped(workflow.step.workflow_id).startswith(DRAWN_IDS):
             return
         key = workflow.step.stats_key
         ended, single = self._inferred.pop(key, (0, 0))

@@ -61,6 +61,8 @@ def workflow_key(workflow_type: str, workflow_id: str) -> str:
     return f"{workflow_type}\0{workflow_id}"
 
 
+DRAWN_IDS: Final = ("auto-", "inferred-")
+"""How the ids begin that gateway and engine give to workflows that no client and no trace names."""
 IdentitySource = Literal[
     "explicit", "session", "response", "trace", "conversation", "cache key", "answered", "prompt", "quoted", "new",
 ]  # fmt: skip
