@@ -16,6 +16,16 @@ pytestmark = pytest.mark.vllm
 OFF = {"priority": False, "eviction": False, "admission": False}
 
 
+class Clock:
+    """Goes on with each look: what expires, and so who is preempted, does not depend on the machine's speed."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
 class Guessing:
     def forecasts(self, config: PresageConfig) -> Forecasts:
         noise = Noise(0)
@@ -89,9 +99,10 @@ def test_every_request_is_answered_and_every_block_accounted_for(
     tmp_path: Path, kind: type[Any], ahead: bool, policy: str
 ) -> None:
     said = {"starved_after": 5, "quantum": 3, "time_to_live_s": 0.05}
-    engine = Engine(build(tmp_path, kind, blocks=70, presage=said, policy=policy), ahead)
+    timed = type(kind.__name__, (kind,), {"clock": Clock()})
+    engine = Engine(build(tmp_path, timed, blocks=70, presage=said, policy=policy), ahead)
     answered(engine, pressed(engine, 1200, seed=1))
-    assert sum(len(preempted) for *_, preempted in engine.log) > 20
+    assert sum(len(preempted) for *_, preempted in engine.log) > 15
     assert everything_is_free(engine.scheduler)
     status = engine.scheduler.presage_status()
     assert status["on"] == {"priority": True, "eviction": True, "admission": True}
