@@ -240,6 +240,27 @@ def _call(at: int) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
+GREETING = "Hello! How can I help you today?"
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param((user("Hi"), assistant(GREETING), user("Where is my order?")), id="greeting"),
+        pytest.param((user("Hi"), _call(7), {"role": "tool", "tool_call_id": "c7", "content": PLAN}), id="result"),
+        pytest.param((_call(7), {"role": "tool", "tool_call_id": "c7", "content": PLAN}, assistant("?")), id="earlier"),
+    ],
+)
+def test_a_history_that_began_elsewhere_is_not_joined_by_what_many_hold(later: tuple[Message, ...]) -> None:
+    """After a restart, or hours later: another workflow has this greeting, or called this tool with this result."""
+    gateway = Gateway()
+    gateway.sent(SYSTEM, user(TASK), answers=(assistant(GREETING),))
+    asked = (SYSTEM, user(TASK), assistant(GREETING), user("Look it up."))
+    gateway.sent(*asked, answers=(_call(1),))
+    gateway.sent(*asked, _call(1), {"role": "tool", "tool_call_id": "c1", "content": PLAN})
+    assert gateway.sent(SYSTEM, *later).workflow_source == "new"
+
+
 def test_ids_of_tool_calls_survive_any_change_of_the_texts() -> None:
     gateway, drawn = Gateway(), "chatcmpl-tool-9f8e7d6c5b4a39281706"
     answer = {"role": "assistant", "content": "", "tool_calls": [{"id": drawn, "name": "f", "arguments": "{}"}]}
@@ -361,6 +382,17 @@ def test_an_ended_workflow_is_forgotten_and_no_late_answer_brings_it_back() -> N
         gateway.identifier.answered(identity, request, "r", [assistant(PLAN)])
     state = gateway.identifier.debug_state()
     assert (state["conversations"], state["conversation_digests"], state["conversation_tails"]) == (0, 0, 0)
+
+
+def test_a_workflow_that_fell_silent_goes_on_from_its_answer_or_with_its_ids_and_no_other_by_its_texts() -> None:
+    """A human answers hours later, in another process that has the history."""
+    gateway = Gateway()
+    first = gateway.sent(SYSTEM, user(TASK), answers=(assistant(PLAN),))
+    gateway.identifier.ended(Workflow(first.step, 0.0, 0.0), EndReason.EXPIRED)
+    assert gateway.sent(OTHER, user(f"Judge this plan:\n{PLAN} {PLAN}"), at_s=2e4).workflow_source == "new"
+    resumed = gateway.sent(SYSTEM, user(TASK), assistant(PLAN), user("Granted."), at_s=2e4)
+    assert same(first, resumed)
+    assert resumed.after == first.end
 
 
 def test_memory_is_bounded_and_a_tenant_has_a_share() -> None:

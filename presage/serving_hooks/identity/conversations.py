@@ -53,6 +53,7 @@ class Conversation:
         tails: places of the latest prompts of the completions API.
         edges: of the message that began it, see `turns.edges`.
         went_on: by digest of a prompt, that of the prompt which first went on from it.
+        prompt_of: by digest of a prompt with its answer, that of the prompt alone.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class Conversation:
             "agents",
             "digests",
             "edges",
+            "prompt_of",
             "tails",
             "tenant",
             "went_on",
@@ -78,6 +80,7 @@ class Conversation:
         self.tails: dict[tuple[bytes, int], None] = {}
         self.edges: tuple[Sequence[int], Sequence[int]] = (), ()
         self.went_on: dict[Digest, bytes] = {}
+        self.prompt_of: dict[Digest, bytes] = {}
 
 
 Owners = tuple[Conversation, ...]
@@ -130,6 +133,7 @@ class TenantIndex:
             oldest = next(iter(own))
             del own[oldest]
             conversation.went_on.pop(oldest, None)
+            conversation.prompt_of.pop(oldest, None)
             self._discard(kind, oldest, conversation)
 
     def add_opening(
@@ -205,14 +209,21 @@ class TenantIndex:
 
     def forget(self, workflow: str) -> None:
         """Everything of a workflow."""
-        conversation = self.conversations.pop(workflow, None)
+        self.forget_texts(workflow, (*MOST_DIGESTS,))
+        self.conversations.pop(workflow, None)
+
+    def forget_texts(self, workflow: str, kinds: Sequence[Kind] = ("prompts", "marks", "openings")) -> None:
+        """What a workflow shares with others by chance; it may still go on from an answer, or with its ids."""
+        conversation = self.conversations.get(workflow)
         if conversation is None:
             return
-        for kind, own in conversation.digests.items():
-            for digest in own:
+        for kind in kinds:
+            for digest in conversation.digests[kind]:
                 self._discard(kind, digest, conversation)
-        for place in conversation.tails:
-            self._discard_tail(place)
+            conversation.digests[kind] = {}
+        if "answered" in kinds:
+            for place in conversation.tails:
+                self._discard_tail(place)
 
     def debug_state(self) -> tuple[int, int]:
         """(digests, tails)."""
@@ -280,12 +291,16 @@ class Conversations:
         index.begin(conversation)
         self._size += 1
 
-    def forget(self, tenant: str, workflow: str) -> None:
-        """A workflow has ended."""
+    def forget(self, tenant: str, workflow: str, may_go_on: bool = False) -> None:
+        """A workflow has ended; one that has only fallen silent may go on, after a human has answered for instance."""
         index = self._tenants.get(tenant)
-        if index is not None and workflow in index.conversations:
-            index.forget(workflow)
-            self._size -= 1
+        if index is None or workflow not in index.conversations:
+            return
+        if may_go_on:
+            index.forget_texts(workflow)
+            return
+        index.forget(workflow)
+        self._size -= 1
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""

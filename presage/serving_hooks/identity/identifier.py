@@ -63,7 +63,7 @@ from presage.serving_hooks.identity.turns import (
     turns,
     values_of,
 )
-from presage.serving_hooks.workflows import Workflow
+from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import BY_ID, DRAWN_IDS, Step, scoped, tenant_of, workflow_key
 from presage.serving_hooks.workflows.metadata import SentNames, name
 from presage.serving_hooks.workflows.tenants import ANONYMOUS
@@ -95,6 +95,8 @@ SHARED_S: Final = 60.0
 LEAST_PASSED_ON: Final = 96
 """Bytes of sentences of one workflow's answers that a prompt must hold. With 48, two of a hundred pairs were wrong in
 traces of agents that work on the same questions at the same time; with 96 none, at next to the same recall."""
+LEAST_OWN: Final = 48
+"""Bytes of an answer in the agent's own history: greetings and refusals are in many."""
 LEAST_WHOLE: Final = 20
 """Bytes of an answer, of an argument of a tool call or of a tool's result, that is the whole input of another agent."""
 _LEAST_WORDS: Final = 4
@@ -131,6 +133,7 @@ class Identity:
         step: workflow and agent; of a request that nothing identifies, of a workflow of its own.
         workflow_confidence, agent_confidence: share of such requests that get the right one, from 0 to 1.
         end: digest of the prompt, for `Identifier.answered`.
+        after: that of the prompt of this workflow whose answer this one goes on from; b"" if it shows none.
         known_as: what the models call the agent with this system prompt, where they lack the agent's name.
     """
 
@@ -141,6 +144,7 @@ class Identity:
     agent_confidence: float
     end: bytes = field(default=b"", repr=False, compare=False)
     known_as: Name | None = None
+    after: bytes = field(default=b"", repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -210,10 +214,10 @@ class Identifier:
         except Exception as error:
             self._counts.add(ERRORS, "identity", type(error).__name__)
 
-    def ended(self, workflow: Workflow, reason: object = None) -> None:
-        """A workflow has ended: what is kept of it is dropped."""
+    def ended(self, workflow: Workflow, reason: EndReason = EndReason.FINISHED) -> None:
+        """A workflow has ended: what is kept of it is dropped, but for what tells one that goes on after it expired."""
         step = workflow.step
-        self._conversations.forget(tenant_of(step.workflow_id), step.workflow)
+        self._conversations.forget(tenant_of(step.workflow_id), step.workflow, reason is EndReason.EXPIRED)
 
     def debug_state(self) -> dict[str, int]:
         """Entries of each table, to find leaks."""
@@ -230,11 +234,12 @@ class Identifier:
         prompt = _read(index, request)
         link = self._workflow(index, request, sent, trace, prompt, agent, system)
         role, agent_source, agent_confidence = self._role(sent, trace, agent)
-        self._learn(index, link, request, trace, prompt, role, agent)
         conversation = link.conversation
+        after = _after(conversation, prompt)
+        self._learn(index, link, request, trace, prompt, role, agent)
         step = Step(conversation.workflow_type, conversation.workflow_id, role, sent.number, sent.last)
         known_as = agent.known_as if self.agents.may_be_renamed(role) else None
-        return Identity(step, link.source, link.confidence, agent_source, agent_confidence, prompt.end, known_as)
+        return Identity(step, link.source, link.confidence, agent_source, agent_confidence, prompt.end, known_as, after)
 
     def _role(self, sent: SentNames, trace: TraceContext, agent: RecognisedAgent) -> tuple[str, AgentSource, float]:
         if sent.agent:
@@ -361,7 +366,9 @@ class Identifier:
                 text = completion_bytes(request.body.get("prompt")) + _raw(answer)
                 index.add_text(conversation, "answered", text, index.links(text))
             elif said and identity.end:
-                index.add(conversation, "answered", index.chain(said, identity.end)[-1])
+                answered = index.chain(said, identity.end)[-1]
+                index.add(conversation, "answered", answered)
+                conversation.prompt_of[answered] = identity.end
             for part in parts:
                 for tool_id in tool_ids(part):
                     index.add(conversation, "ids", index.digest("tool", tool_id.encode()))
@@ -410,6 +417,17 @@ def _continued(index: TenantIndex, prompt: _Prompt, agent: str, retry: object) -
             index.continued(owners[0], "prompts", digest)
             return _Link(owners[0], "continuation", CONFIDENCE[PROMPT])
     return None
+
+
+def _after(conversation: Conversation, prompt: _Prompt) -> bytes:
+    """The latest prompt of the workflow whose answer this prompt goes on from, by digest."""
+    for digest, length in prompt.points if prompt.end else ():
+        if digest in conversation.prompt_of:
+            return conversation.prompt_of[digest]
+        known = digest in conversation.digests["prompts"] or digest in conversation.digests["answered"]
+        if known and length < prompt.size:
+            return digest
+    return b""
 
 
 def _least_continued(owners: Owners, digest: bytes, agent: str) -> Conversation:
@@ -471,11 +489,14 @@ def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: st
         owner = _only(index, "tool", tool_id)
         if owner is not None:
             return _Link(owner, "continuation", CONFIDENCE[TOOL_ID])
-    places = range(len(prompt.turns) - 1, -1, -1)
+    places, (handed, results) = range(len(prompt.turns) - 1, -1, -1), _handed(request)
     for place in (*places[:_LATEST_TURNS], *places[max(_LATEST_TURNS, len(places) - 1) :]):
-        digest = index.digest("whole", prompt.turns[place])
+        turn = prompt.turns[place]
+        digest = index.digest("whole", turn)
         owner = _sole(index.owners("marks", digest), agent)
-        if owner is not None:
+        # Many conversations hold one short answer, or one result of a tool.
+        told = turn not in results and (not place or turn in handed or len(turn) >= LEAST_OWN)
+        if owner is not None and told:
             index.add(owner, "marks", digest)  # now the latest
             own = place + 1 if place < len(places) - 1 else 0
             return _Link(owner, "continuation", CONFIDENCE[PASSED_ON], own)
@@ -526,14 +547,27 @@ def _tool_ids(request: ApiRequest, latest: int) -> list[str]:
 def _tool_results(request: ApiRequest) -> list[bytes]:
     """Results of tools among the latest messages."""
     latest = request.messages[-_LATEST_LEARNT:] if isinstance(request.messages, list) else []
-    return of_messages(
-        [
-            message
-            for message in latest
-            if isinstance(message, dict)
-            and (message.get("role") == "tool" or message.get("type") == "function_call_output")
-        ]
+    return of_messages(list(filter(_is_result, latest)))
+
+
+def _is_result(message: object) -> bool:
+    return isinstance(message, dict) and (
+        message.get("role") == "tool" or message.get("type") == "function_call_output"
     )
+
+
+def _is_answer(message: object) -> bool:
+    return isinstance(message, dict) and (message.get("role") == "assistant" or message.get("type") == "function_call")
+
+
+def _handed(request: ApiRequest) -> tuple[list[bytes], list[bytes]]:
+    """The turns after the agent's own latest answer, which others may have handed on, and the results of its tools."""
+    given = request.messages if isinstance(request.messages, list) else [request.messages]
+    results = list(filter(_is_result, given[-_LATEST:]))
+    place = len(given)
+    while place and not _is_answer(given[place - 1]):
+        place -= 1
+    return of_messages([message for message in given[place:] if not _is_result(message)]), of_messages(results)
 
 
 def _is_telling(text: bytes) -> bool:
