@@ -16,6 +16,7 @@ import msgspec
 _ROLES: Final = {"human": "user", "ai": "assistant", "developer": "system"}
 _SPEAKERS: Final = frozenset({"system", "user", "human", "assistant", "ai", "tool", "function", "developer", "model"})
 _CONTAINERS: Final = ("messages", "choices", "generations", "output", "input", "contents")
+_CALLS: Final = frozenset({"function_call", "tool_use", "tool_call"})
 _BETWEEN: Final = "\n\n"
 _REASONS: Final = ("finish_reason", "stop_reason")
 _AROUND_REASONS: Final = (
@@ -161,7 +162,10 @@ def _text(value: Any) -> str:
     if isinstance(value.get("name"), str) and ("arguments" in value or "args" in value):
         arguments = value.get("arguments", value.get("args"))
         return f"{value['name']}({arguments if isinstance(arguments, str) else _json(arguments)})"
-    keys = ("text", "content", "contents", "parts", "response", "result", "tool_calls")
+    keys = ["text", "content", "contents", "parts", "response", "result", "tool_calls"]
+    content = value.get("content")
+    if isinstance(content, list) and any(fields(part).get("type") in _CALLS for part in content):
+        keys.remove("tool_calls")  # LangChain repeats them
     texts = [_text(value[key]) for key in keys if value.get(key) is not None]
     if texts or "role" in value or value.get("type") in _SPEAKERS:
         return "\n".join(dict.fromkeys(filter(None, texts)))

@@ -45,7 +45,7 @@ class Meaning(NamedTuple):
     """Interpreted attributes of a span.
 
     `label` is the name this span gives to the steps under it; `node` and `node_parent` are ids of the agent graph;
-    `call` is the id of a response or of a tool call.
+    `call` is the id of a response or of a tool call; `instrumentation` is what recorded the span.
     """
 
     role: int = 0
@@ -57,6 +57,7 @@ class Meaning(NamedTuple):
     session: str | None = None
     model: str | None = None
     provider: str | None = None
+    instrumentation: str | None = None
     call: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -85,6 +86,7 @@ Times are nanoseconds since 1970; `end` is null while the span is unfinished. `r
 process. `service` is the application it came from. `links` are the ids of the other traces that the first span of a
 trace links to, separated by blanks."""
 COPIED: Final = "step copied from another trace, as into a fork of its session: counted there"
+TWIN: Final = "request that a framework and its client both recorded, apart: one step"
 CONTINUED: Final = "trace that continues another by a link: one workflow"
 LINKS_MISSING: Final = "trace that links to others that are not here"
 LINKS_DOUBTED: Final = "trace that links to several others, or to another session: apart, and none of them complete"
@@ -93,6 +95,7 @@ INFORMATION: Final = (
     "span reported again",
     "span exported twice",
     COPIED,
+    TWIN,
     "span with an error",
     "failed attempt",
     "agent without a request",

@@ -167,6 +167,7 @@ DIALECTS: Final = (
     }),
     Dialect("MLflow", "2.20 to 3.17", {"mlflow.spanType": {**_RUN_TYPES, "workflow": Role.WORKFLOW}}, {
         "session": "mlflow.trace.session", "model": "mlflow.llm.model", "provider": "mlflow.llm.provider",
+        "instrumentation": "mlflow.message.format",
         "usage": "mlflow.chat.tokenUsage", "input": "mlflow.spanInputs", "output": "mlflow.spanOutputs",
     }),
     Dialect("Langfuse", "SDK 3 to 5, export files", {"langfuse.observation.type": _RUN_TYPES}, {

@@ -13,10 +13,12 @@ from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from presage.datasets.adapters.files.text import Place
 from presage.datasets.adapters.spans.attributes import KINDS, NO_REQUEST, PLAN, Found, interpret
-from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, Flag, Meaning, Role
+from presage.datasets.adapters.spans.conventions import SPAN_SCHEMA, TWIN, Flag, Meaning, Role
+from presage.datasets.adapters.spans.twins import may_have_twin, nested
 from presage.datasets.schema.columns import hashes, utc_us
 from presage.errors import OutputError, TraceError
 
@@ -87,7 +89,9 @@ _LATEST_S: Final = 10**11  # in seconds this is the year 5138, in milliseconds 1
 
 @dataclass
 class Intake:
-    """Collects spans in `partitions` by trace, as rows of `SPAN_SCHEMA`.
+    """Collects spans as rows of `SPAN_SCHEMA` in `partitions`, by trace.
+
+    Those that may have a twin wait in `requests`, by what was asked, until all are there.
 
     `names` are those of the files being read, for messages; `lined` is whether the line of a span identifies where it
     was read: False for several files, or none. With `parents_elsewhere`, a parent that is not there is no loss. With
@@ -97,6 +101,7 @@ class Intake:
 
     names: Sequence[str]
     partitions: Partitions
+    requests: Partitions
     skip_bad: bool
     lined: bool
     parents_elsewhere: bool = False
@@ -210,8 +215,19 @@ class Intake:
         if self._batch:
             columns = zip(*self._batch, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
-            self.partitions.add(pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA), "trace")
+            spans = pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA)
+            apart = may_have_twin(spans)
+            self.requests.add(spans.filter(apart), "input_text")
+            self.partitions.add(spans.filter(pc.invert(apart)), "trace")
             self._batch, self._bytes = [], 0
+
+    def complete(self) -> None:
+        """Bring all spans to `partitions`, after the last one was taken."""
+        self.flush()
+        for requests in self.requests:
+            rows, twins = nested(requests)
+            self.notices[TWIN] += twins
+            self.partitions.add(rows, "trace")
 
     def _add(self, record: tuple[Any, ...]) -> None:
         """Buffer one span, its fields in the order of `SPAN_SCHEMA`."""

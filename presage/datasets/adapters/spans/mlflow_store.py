@@ -48,8 +48,8 @@ def read_mlflow_experiment(
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
     shown = _without_password(uri)
     source = f"experiment {name!r} of {shown}"
-    with Partitions(_PARTITIONS) as spill:
-        intake = Intake([source], spill, skip_bad, lined=False)
+    with Partitions(_PARTITIONS) as spill, Partitions(_PARTITIONS) as requests:
+        intake = Intake([source], spill, requests, skip_bad, lined=False)
         try:
             for trace in _traces(_client(uri), name, shown, since):
                 take_mlflow(trace, Place(0, 0), intake, service=name)

@@ -300,9 +300,10 @@ def _read(
 ) -> Iterator[Source]:
     paths = [path] if isinstance(path, Path) else path
     files = [file for each in paths for file in files_of(each)]
-    with Partitions(_partitions_for(files)) as spill:
+    count = _partitions_for(files)
+    with Partitions(count) as spill, Partitions(count) as requests:
         lined = len(files) == 1
-        intake = Intake([*map(str, files)], spill, skip_bad, lined=lined, parents_elsewhere=parents_elsewhere)
+        intake = Intake([*map(str, files)], spill, requests, skip_bad, lined=lined, parents_elsewhere=parents_elsewhere)
         workflows = SpanWorkflows(named(paths), intake)
         reading = Documents(files, intake.torn, decode, table_rows)
         reported = 0
@@ -329,8 +330,8 @@ read_mlflow: Final = partial(_read, take_mlflow, msgspec.json.decode)
 
 def read_span_frame(frame: pd.DataFrame, name: str, skip_bad: bool = False) -> Iterator[Source]:
     """Read a data frame of spans, as Phoenix gives it; as `read_spans`."""
-    with Partitions(_FEWEST) as spill:
-        intake = Intake([name], spill, skip_bad, lined=True)
+    with Partitions(_FEWEST) as spill, Partitions(_FEWEST) as requests:
+        intake = Intake([name], spill, requests, skip_bad, lined=True)
         for number, row in frame_rows(frame):
             take_spans(row, Place(0, number), intake)
         yield from SpanWorkflows(name, intake).sources()
@@ -361,7 +362,7 @@ class SpanWorkflows:
 
         Raises TraceError if spans are not a tree, or none is a step, and OutputError if the disk is full.
         """
-        self._intake.flush()
+        self._intake.complete()
         spans = self._intake.partitions
         with Partitions(spans.count) as waiting, Partitions(spans.count) as linked:
             conversations = PendingConversations(waiting, linked, self._intake.notices)

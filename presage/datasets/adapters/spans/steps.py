@@ -31,7 +31,7 @@ class TraceColumns:
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
-        trace = _codes(table.column("trace"))
+        trace = codes(table.column("trace"))
         places = {}
         for own, other in (("span", "parent"), ("node", "node_parent")):  # equal strings get equal numbers
             both = ranks(pa.chunked_array([*table.column(own).chunks, *table.column(other).chunks]))
@@ -40,7 +40,7 @@ class TraceColumns:
         self.bounds = np.flatnonzero(np.diff(trace[self.order], prepend=-1, append=-1)).tolist()
         columns = {name: table.column(name).to_numpy() for name in ("role", "naming", "remote", "start", "flags")}
         columns["end"] = pc.fill_null(table.column("end"), NEVER_ENDED).to_numpy()
-        columns |= {name: _codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
+        columns |= {name: codes(table.column(name)) for name in ("service", "session", "workflow", "call")}
         self._columns = {name: column[self.order].tolist() for name, column in (columns | places).items()}
         self._start = self._columns["start"]
         self._texts = {
@@ -112,7 +112,7 @@ def with_cached_tokens(spans: pa.Table) -> pa.Table:
     proven = flags & int(Flag.OUTSIDE) != 0
     if not proven.any():
         return spans
-    keys = [_codes(spans.column(name)) for name in ("trace", "provider", "model")]
+    keys = [codes(spans.column(name)) for name in ("trace", "provider", "model")]
     _, group = np.unique(np.stack(keys), axis=1, return_inverse=True)
     outside = np.zeros(int(group.max()) + 1, bool)
     outside[group[proven]] = True
@@ -122,7 +122,7 @@ def with_cached_tokens(spans: pa.Table) -> pa.Table:
     return spans.set_column(place, spans.schema.field(place), pc.add(spans.column("input_tokens"), added))
 
 
-def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+def codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """A number for each distinct string, -1 for null; int64 [rows]."""
     numbers = pc.fill_null(dictionary_encoded(column).indices, -1).to_numpy(zero_copy_only=False)
     return np.asarray(numbers, np.int64)
