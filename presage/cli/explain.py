@@ -12,6 +12,7 @@ import typer
 from presage.cli import options
 from presage.cli.output import Output, table
 from presage.cli.server import ApiKey, Url, ask
+from presage.cli.status import ask_engines
 from presage.errors import ConfigurationError, OutputError
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ _OTHERS = "others"
 def explain(
     url: Url,
     workflow_id: Annotated[str, typer.Argument(metavar="WORKFLOW_ID")],
-    workflow_type: Annotated[str | None, typer.Option("--type", help="The workflow_type of its requests.")] = None,
+    workflow_type: Annotated[
+        str | None,
+        typer.Option("--type", help="The workflow_type of its requests. Default: the only one with this workflow."),
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the result into an .svg or .png file.")] = None,
     api_key: ApiKey = None,
     as_json: options.Json = False,
@@ -38,7 +42,9 @@ def explain(
     if picture is not None and picture.suffix.lower() not in FORMATS:
         raise ConfigurationError(f"--picture {picture}: give a file that ends in {' or '.join(FORMATS)}")
     path = f"/v1/workflows/{quote(workflow_id, safe='')}/explain"
-    if workflow_type is not None:
+    if workflow_type is None:
+        workflow_type = _type_of(url, workflow_id, api_key)
+    if workflow_type:
         path += "?" + urlencode({"workflow_type": workflow_type})
     engines = ask(url, path, api_key)["engines"]
     out = Output(as_json)
@@ -46,6 +52,27 @@ def explain(
         draw(engines[0], picture)
         out.note(f"drawn: {picture}")
     out.result({"engines": engines}, *(part for engine in engines for part in (_render(engine) if not as_json else ())))
+
+
+def _type_of(url: str, workflow_id: str, api_key: str | None) -> str:
+    """The type of the workflows of this id that run or have ended lately; "" if there are none, or their type is none.
+
+    Raises ConfigurationError: they have several types.
+    """
+    from presage.serving_hooks.listeners.overview import MOST_ON_PAGE
+
+    types: set[str] = set()
+    first, more = 0, True
+    while more:
+        engines = ask_engines(url, f"/v1/workflows?first={first}&most={MOST_ON_PAGE}", api_key)
+        first += MOST_ON_PAGE
+        listed = (workflow for engine in engines for workflow in engine.get("workflows", ()))
+        types |= {workflow["workflow_type"] for workflow in listed if workflow["workflow_id"] == workflow_id}
+        more = any(first < engine.get("running", 0) + engine.get("ended", 0) for engine in engines)
+    if len(types) > 1:
+        there = ", ".join(repr(name) for name in sorted(types))
+        raise ConfigurationError(f"several types have a workflow {workflow_id!r}: {there}; name one with --type")
+    return "".join(types)
 
 
 def _render(engine: Mapping[str, Any]) -> Iterator[Any]:

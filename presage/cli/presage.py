@@ -111,7 +111,7 @@ app.command(
 )(gateway.gateway)
 app.command(epilog="Example:  presage status http://localhost:8000 --watch 2")(status.status)
 app.command(epilog="Example:  presage mode http://localhost:8000 shadow --policy eviction")(mode.mode)
-app.command(epilog="Example:  presage explain http://localhost:8000 r1 --type review --picture r1.svg")(explain.explain)
+app.command(epilog="Example:  presage explain http://localhost:8000 r1 --picture r1.svg")(explain.explain)
 app.command(epilog="Example:  presage vllm-check --registry sqlite:///mlflow.db --json")(serve.vllm_check)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from cli_samples import run
@@ -61,10 +62,14 @@ EXPLAINED = {
 
 
 class Made:
-    """A server that answers with one code and body, and notes what it is asked."""
+    """A server that answers with one code and body, and notes what it is asked.
+
+    `listed` are type and id of its workflows.
+    """
 
     def __init__(self) -> None:
         self.code, self.body = 200, b"{}"
+        self.listed: list[tuple[str, str]] = []
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
         made = self
 
@@ -73,10 +78,11 @@ class Made:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
                 made.asked.append((self.command, self.path, dict(self.headers), body))
+                answer = made.page(self.path) or made.body
                 self.send_response(made.code)
-                self.send_header("Content-Length", str(len(made.body)))
+                self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(made.body)
+                self.wfile.write(answer)
 
             do_GET = do_POST = answer  # noqa: N815 -- named by the library
 
@@ -85,6 +91,16 @@ class Made:
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def page(self, path: str) -> bytes | None:
+        asked = parse_qs(path.partition("?")[2])
+        if not path.startswith("/v1/workflows?") or self.code != 200:
+            return None
+        first, most = (int(asked[name][0]) for name in ("first", "most"))
+        page = self.listed[first : first + most]
+        workflows = [{"workflow_type": kind, "workflow_id": name} for kind, name in page]
+        listed = {"running": 1, "ended": len(self.listed) - 1, "first": first, "workflows": workflows}
+        return json.dumps({"engines": [listed, {}]}).encode()
 
     def says(self, code: int, body: Any) -> None:
         self.code, self.body = code, json.dumps(body).encode()
@@ -172,6 +188,21 @@ def test_a_workflow_is_explained_to_people(made: Made) -> None:
         "0.750",
     ):
         assert shown in ran.out, shown
+
+
+def test_the_type_of_a_workflow_is_found_where_only_one_has_its_id(made: Made) -> None:
+    made.says(200, {"engines": [EXPLAINED]})
+    made.listed = [("coding", f"w-{number}") for number in range(600)] + [("review", "a/b"), ("", "none")]
+    assert run("explain", made.url, "a/b").code == 0
+    assert made.asked[-1][1] == "/v1/workflows/a%2Fb/explain?workflow_type=review"
+    for untyped in ("none", "unknown"):
+        assert run("explain", made.url, untyped).code == 0
+        assert made.asked[-1][1] == f"/v1/workflows/{untyped}/explain"
+    made.listed += [("coding", "a/b"), ("coding", "a/b")]
+    ran = run("explain", made.url, "a/b")
+    assert ran.code == 2
+    assert "several types have a workflow 'a/b': 'coding', 'review'; name one with --type" in ran.complaint
+    assert run("explain", made.url, "a/b", "--type", "coding").code == 0
 
 
 @pytest.mark.parametrize("body", [{"detail": "no such workflow"}, {"error": {"message": "no such workflow"}}])

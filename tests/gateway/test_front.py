@@ -385,7 +385,7 @@ def test_presage_explain_says_why_a_request_went_where_it_went(behind: str) -> N
     httpx.post(behind + CHAT, json={**BODY, **named})
     from presage.cli.presage import app
 
-    found = CliRunner().invoke(app, ["explain", behind, "explained", "--type", "t"])
+    found = CliRunner().invoke(app, ["explain", behind, "explained"])
     assert found.exit_code == 0, found.output
     assert "its last request went to" in found.stdout
     assert "workflow by explicit" in found.stdout
