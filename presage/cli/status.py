@@ -13,9 +13,10 @@ from presage.cli import options
 from presage.cli.output import Output, table
 from presage.cli.server import ApiKey, Url, ask
 from presage.errors import ConfigurationError, EngineError
-from presage.serving_hooks.counts import ERRORS, EVENTS, FORECASTS, HIDDEN_STATES, METADATA_LEFT_OUT
+from presage.serving_hooks.counts import FORECASTS, HIDDEN_STATES
 from presage.serving_hooks.metrics import accuracies, counted, missing_inputs, return_figures
-from presage.serving_hooks.status import AgainstCountsStatus, EngineStatus, MonitorStatus, read_status
+from presage.serving_hooks.problems import against_counts, broken, problems
+from presage.serving_hooks.status import EngineStatus, read_status
 from presage.wording import counted as counted_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def promised_and_live(url: str, api_key: str | None) -> tuple[list[dict[str, Any
         monitor = reported.get("monitor") or {}
         kept = {key: monitor.get(key, {}) for key in ("promised", "against_counts", "profile_against_counts", "alarms")}
         engines.append({"engine": number, "models": dict(engine.models), **kept})
-        rows = [*([kind, model] for kind, model in engine.models.items()), *promises(engine), *_broken(engine)]
+        rows = [*([kind, model] for kind, model in engine.models.items()), *promises(engine), *broken(engine)]
         made = table(f"\nLive on {url}" + (f", engine {number}" if number else ""), ["", ""], rows)
         made.show_header, made.columns[1].justify, made.columns[0].min_width = False, "left", _WIDTH
         shown.append(made)
@@ -142,7 +143,7 @@ def tables(name: str, engine: EngineStatus) -> Iterator[Table]:
         ("Forecasts", [*_forecasts(engine), *promises(engine), *_accuracies(engine), *_returns(engine)]),
         ("Cache", [*_prompts(engine), *_evicted(engine), *_prefetch(engine)]),
         ("Order and admission", [*_ageing(engine), *_admission(engine)]),
-        ("Problems", _problems(engine)),
+        ("Problems", problems(engine)),
     ):
         if rows:
             made = table(f"\n{title}", ["", ""], rows)
@@ -229,16 +230,11 @@ def promises(engine: EngineStatus) -> Rows:
             rows.append(
                 [f"{figure}: {name or '(no type)'}", f"{told} of {counted_of(comparison.workflows, 'workflow')}"]
             )
-    for who, by_type in _against_counts(engine.monitor):
+    for who, by_type in against_counts(engine.monitor):
         for name, compared in by_type.items():
             told = f"{compared.model:.3f}, online counts {compared.counts:.3f} at its latest {compared.steps} steps"
             rows.append([f"{who}against counts: {name or '(no type)'}", told])
     return rows
-
-
-def _against_counts(monitor: MonitorStatus) -> tuple[tuple[str, Mapping[str, AgainstCountsStatus]], ...]:
-    """The comparisons of the model and of the profile with online counts, each with how a row begins."""
-    return ("", monitor.against_counts), ("profile ", monitor.profile_against_counts)
 
 
 def _with_interval(figure: tuple[float, float, float]) -> str:
@@ -321,38 +317,4 @@ def _admission(engine: EngineStatus) -> Rows:
                 f"{admission.overdue} workflows: letting all in would lose more contexts still",
             ]
         )
-    return rows
-
-
-def _problems(engine: EngineStatus) -> Rows:
-    rows: Rows = [[f"{part} is off", why] for part, why in engine.off.items()]
-    rows += [[f"{what}: {reason}", f"{times:.0f}"] for (what, reason), times in counted(ERRORS, engine)]
-    for (name, reason), times in counted(METADATA_LEFT_OUT, engine):
-        key = engine.examples.get(f"{name}: {reason}", name)
-        rows.append([f"{name} left out: {reason}", f"{times:.0f}" + (f", for example {key}" if key != name else "")])
-    rows += [[event, f"{times:.0f}"] for (event,), times in counted(EVENTS, engine)]
-    rows += _broken(engine)
-    for name, share in engine.one_step.items():
-        told = f"{share:.0%} of its workflows; if runs have several, docs/recognised.md says what joins them"
-        rows.append([f"one step: {name}", told])
-    if engine.recorder is not None and engine.recorder.losing:
-        rows.append(["recorder", "loses most steps; recorder.counts of --json says why"])
-    if (webhook := engine.webhook) is not None and (webhook.problem or webhook.dropped):
-        rows.append(["webhook", f"latest delivery: {webhook.problem or 'taken'}; {webhook.dropped} events dropped"])
-    return rows
-
-
-def _broken(engine: EngineStatus) -> Rows:
-    """Alarms, broken promises with their likely causes, and types for which a model stands back."""
-    monitor = engine.monitor or MonitorStatus()
-    rows: Rows = [["drift", name or "(no type)"] for name in monitor.alarms]
-    for name, promise in monitor.promised.items():
-        if promise.kept is False:
-            rows.append(["below its promise", name or "(no type)"])
-        rows += [[f"likely cause: {name or '(no type)'}", f"{cause.text}; {cause.mend}"] for cause in promise.causes]
-    for who, by_type in _against_counts(monitor):
-        for name, compared in by_type.items():
-            if compared.stands_back:
-                told = f"{name or '(no type)'}: online counts forecast it until it recovers"
-                rows.append([f"{who}stands back", told])
     return rows

@@ -60,7 +60,9 @@ from presage.serving_hooks import admin
 from presage.serving_hooks.answer_reader import AnswerReader
 from presage.serving_hooks.identity.request import PATHS, ApiRequest
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER
-from presage.serving_hooks.status import as_json
+from presage.serving_hooks.page import overview_page
+from presage.serving_hooks.problems import with_problems
+from presage.serving_hooks.status import as_json, of_tenant
 from presage.serving_hooks.workflows.identity import scoped
 
 Scope = MutableMapping[str, Any]
@@ -102,6 +104,7 @@ class Front:
             *(Route(path, _Endpoint(self, self._decided), methods=["POST"]) for path in PATHS),
             Route("/v1/outcomes", _Endpoint(self, self._outcome), methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
+            Route("/", overview_page, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -402,7 +405,8 @@ class Front:
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _status(self, request: Request) -> Response:
-        self.keys.tenant(_headers(request.scope))
+        tenant = self.keys.tenant(_headers(request.scope))
+        shown = of_tenant(as_json(self.decisions.status()), tenant, self.decisions.table.types_of(tenant))
         return JSONResponse(
             {
                 "in_flight": self.in_flight,
@@ -412,7 +416,7 @@ class Front:
                     **self.decisions.debug_state(),
                     **(self.ahead.debug_state() if self.ahead is not None else {}),
                 },
-                "engines": [as_json(self.decisions.status())],
+                "engines": [with_problems(shown)],
             }
         )
 

@@ -178,7 +178,10 @@ def serve(config: GatewayConfig, hosts: Sequence[Host] = ()) -> None:
         timeout_graceful_shutdown=round(config.limits.drain_s),
     )
     server = _AnnouncedServer(
-        settings, lambda: _log.info("the gateway listens on %s and forwards to %s", config.listen, names)
+        settings,
+        lambda: _log.info(
+            "the gateway listens on %s and forwards to %s; http://%s/ shows it", config.listen, names, config.listen
+        ),
     )
     try:
         server.run(sockets=[listening])

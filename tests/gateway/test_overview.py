@@ -1,6 +1,7 @@
 """What a person looks at first: the workflows that run and ended lately, and the agents; each key sees its own."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from cli_samples import Ran
+from hypothesis import given
+from hypothesis import strategies as st
 from served import Seen, before, eventually
 from starlette.responses import JSONResponse
 
@@ -15,12 +18,14 @@ from presage.cli.presage import app
 from presage.cli.status import PAGE, tables
 from presage.gateway.front import Front
 from presage.serving_hooks.counts import EventCounts
+from presage.serving_hooks.listeners import overview as overviews
 from presage.serving_hooks.listeners.overview import LEAST_ENDED, MOST_AGENTS, MOST_ENDED, Overview
 from presage.serving_hooks.status import EngineStatus, as_json, of_tenant, read_status
 from presage.serving_hooks.workflows import EndReason, Workflow, WorkflowTable
 from presage.serving_hooks.workflows.choices import LeftStep
 from presage.serving_hooks.workflows.identity import Step, scoped
 
+TENANTS = ("", "key-0", "key-1")
 SYSTEM = {"planner": "You plan trips to the sea for families.", "writer": "You write what was planned as a letter."}
 
 
@@ -108,6 +113,53 @@ def test_what_is_shown_is_bounded() -> None:
         table.finished(f"r{number}")
         table.end(f"t\0w{number}", EndReason.FINISHED)
     assert (overview.workflows("", 0, 1)["ended"], len(overview.agents("")["agents"])) == (MOST_ENDED, MOST_AGENTS)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "key-0", "key-1"]), st.integers(0, 2), st.sampled_from("abcd")), max_size=60
+    ),
+    st.integers(1, 9),
+)
+def test_who_follows_whom_is_counted_by_tenant_and_bounded(steps: list[tuple[str, int, str]], most: int) -> None:
+    table = WorkflowTable(60.0, lambda: 0.0)
+    overview = Overview(table, EventCounts(), lambda _: "m", lambda: 0.0)
+    expected: Counter[tuple[str, str, str]] = Counter()
+    latest: dict[tuple[str, int], str] = {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(overviews, "MOST_CALLS", most)
+        for number, (tenant, run, agent) in enumerate(steps):
+            step = table.arrived(f"r{number}", Step("t", scoped(tenant, f"w{run}"), agent))
+            overview.request_arrived(None, step)
+            table.finished(f"r{number}")
+            overview.request_finished(None, step, LeftStep(f"r{number}", True, 1, "stop"))
+            if (before := latest.get((tenant, run))) is not None:
+                expected[tenant, before, agent] += 1
+            latest[tenant, run] = agent
+    shown = {
+        (tenant, call["agent"], call["next"]): call["times"]
+        for tenant in TENANTS
+        for call in overview.agents(tenant)["calls"]
+    }
+    assert len(shown) == min(len(expected), most)
+    assert shown.keys() <= expected.keys()
+    assert all(times <= expected[call] for call, times in shown.items())
+    if len(expected) <= most:
+        assert shown == expected
+
+
+def test_agents_that_run_beside_each_other_follow_the_one_before_them() -> None:
+    table = WorkflowTable(60.0, lambda: 0.0)
+    overview = Overview(table, EventCounts(), lambda _: "m", lambda: 0.0)
+    for together in (["planner"], ["reader", "checker"], ["writer"]):
+        steps = [table.arrived(agent, Step("t", "w", agent)) for agent in together]
+        for step in steps:
+            overview.request_arrived(None, step)
+        for agent, step in zip(together, steps, strict=True):
+            table.finished(agent)
+            overview.request_finished(None, step, LeftStep(agent, True, 1, "stop"))
+    calls = {(call["agent"], call["next"]) for call in overview.agents("")["calls"]}
+    assert calls == {("planner", "reader"), ("planner", "checker"), ("checker", "writer")}
 
 
 def test_names_that_are_given_once_hold_in_the_past_and_in_the_future(

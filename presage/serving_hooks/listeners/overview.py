@@ -23,6 +23,8 @@ MOST_ENDED: Final = 1000
 """Workflows that have ended and are still shown, the latest of all tenants."""
 MOST_AGENTS: Final = 4096
 """Agents that are shown, those that came last of all tenants."""
+MOST_CALLS: Final = 4096
+"""Pairs of agents that follow one another, likewise."""
 MOST_ON_PAGE: Final = 500
 LEAST_ENDED: Final = 20
 """Workflows of a type that must have ended before they tell how it is recognised."""
@@ -50,12 +52,24 @@ class Overview(Listener[Any]):
         self._table, self._model_of, self._clock = table, model_of, clock
         self._ended: deque[tuple[float, Workflow, EndReason]] = deque(maxlen=MOST_ENDED)
         self._agents: OrderedDict[tuple[str, str, str], _SeenAgent] = OrderedDict()
+        self._calls: OrderedDict[tuple[str, str, str, str], int] = OrderedDict()  # tenant, type, agent, next agent
         self._inferred: OrderedDict[str, tuple[int, int]] = OrderedDict()  # ended workflows, and those of one step
+
+    def request_arrived(self, request: Any, step: RunningStep | None) -> None:
+        """Counts that an agent follows the one whose step left last."""
+        if step is None or not step.opens or (before := step.workflow.left_agent) is None:
+            return
+        workflow_type, agent = step.step.sent
+        call = tenant_of(step.step.workflow_id), workflow_type, before, agent
+        self._calls[call] = self._calls.pop(call, 0) + 1
+        if len(self._calls) > MOST_CALLS:
+            self._calls.popitem(last=False)
 
     def request_finished(self, request: Any, step: RunningStep | None, left: LeftStep | None) -> None:
         """Counts a step of its agent."""
         if step is None or left is None:
             return
+        step.workflow.left_agent = step.step.sent[1]
         name = tenant_of(step.step.workflow_id), *step.step.sent
         seen = self._agents.pop(name, None) or _SeenAgent()
         seen.steps, seen.model = seen.steps + 1, self._model_of(request)
@@ -86,13 +100,20 @@ class Overview(Listener[Any]):
         }
 
     def agents(self, tenant: str) -> dict[str, Any]:
-        """`agents`: name, workflow type, steps and latest model of each agent of a tenant, the latest first."""
+        """`agents`: name, workflow type, steps and latest model of each agent of a tenant, the latest first; `calls`:
+        how many `times` a step of `agent` was followed by one of `next`, the latest first.
+        """
         agents = [
             {"agent": agent, "workflow_type": workflow_type, "steps": seen.steps, "model": seen.model}
             for (of_tenant, workflow_type, agent), seen in reversed(self._agents.items())
             if of_tenant == tenant
         ]
-        return {"agents": agents}
+        calls = [
+            {"workflow_type": workflow_type, "agent": agent, "next": following, "times": times}
+            for (of_tenant, workflow_type, agent, following), times in reversed(self._calls.items())
+            if of_tenant == tenant
+        ]
+        return {"agents": agents, "calls": calls}
 
     def workflows(self, tenant: str, first: int, most: int) -> dict[str, Any]:
         """A page of a tenant's workflows: those that run, the latest active first, then those that ended, likewise.
@@ -106,14 +127,18 @@ class Overview(Listener[Any]):
             flight, seconds since the first request and since the latest event, and a state: running, away, paused, or
             how it has ended.
         """
-        running = [workflow for workflow in self._table if tenant_of(workflow.step.workflow_id) == tenant]
+        running = self._table.running_of(tenant)
         ended = [end for end in self._ended if tenant_of(end[1].step.workflow_id) == tenant]
-        page = islice(chain(self._running(running), self._past(ended)), first, first + min(most, MOST_ON_PAGE))
-        return {"running": len(running), "ended": len(ended), "first": first, "workflows": list(page)}
+        page = islice(
+            chain(islice(self._running(tenant), running), self._past(ended)), first, first + min(most, MOST_ON_PAGE)
+        )
+        return {"running": running, "ended": len(ended), "first": first, "workflows": list(page)}
 
-    def _running(self, workflows: list[Workflow]) -> Iterator[dict[str, Any]]:
+    def _running(self, tenant: str) -> Iterator[dict[str, Any]]:
         now = self._clock()
-        for workflow in reversed(workflows):
+        for workflow in reversed(self._table):
+            if tenant_of(workflow.step.workflow_id) != tenant:
+                continue
             idle = "paused" if now < workflow.paused_until else "away"
             yield _as_plain(workflow, "running" if workflow.requests else idle, now, now - workflow.active_at)
 

@@ -12,6 +12,7 @@ from presage.serving_hooks.counts import ERRORS, EVENTS
 from presage.serving_hooks.explain import MOST_SHOWN, lengths_as_plain, reasons, return_as_plain
 from presage.serving_hooks.forecasting.forecasts import position
 from presage.serving_hooks.modes import POLICIES, Mode, Switch
+from presage.serving_hooks.problems import with_problems
 from presage.serving_hooks.status import (
     EngineStatus,
     ModesStatus,
@@ -120,7 +121,7 @@ class OperatorCalls(Hooks):
         """The status as JSON values, at most a second old; for a tenant without names of others."""
         whole = self._answers.answer("status", lambda: as_json(self.engine_status()))
         types = self.workflow_table.types_of(tenant)
-        return self._answers.answer(("status", tenant), lambda: of_tenant(whole, tenant, types))
+        return self._answers.answer(("status", tenant), lambda: with_problems(of_tenant(whole, tenant, types)))
 
     def workflows(self, tenant: str, first: int, most: int) -> dict[str, Any]:
         """A page of a tenant's workflows, at most a second old."""

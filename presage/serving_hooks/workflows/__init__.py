@@ -167,6 +167,7 @@ class Workflow:
         steps: how many have arrived.
         latest: the number of the latest step, from 0.
         left_by, left_at: workflow type and agent of the step that left last, and when.
+        left_agent: the agent of that step as the client sent it, in engine and gateway alike; None before.
         deadline_at: when it has to have ended; infinity without a deadline.
         paused_until: when it expires though it pauses; 0 while it does not.
         requests: its steps in the engine, by request id.
@@ -189,6 +190,7 @@ class Workflow:
     latest: int = -1
     left_by: tuple[str, str] | None = None
     left_at: float = 0.0
+    left_agent: str | None = None
     deadline_at: float = math.inf
     paused_until: float = 0.0
     requests: dict[str, RunningStep] = field(default_factory=lambda: _NO_REQUESTS)
@@ -250,6 +252,9 @@ class WorkflowTable:
         """The running workflows, least recently active first."""
         return iter(self._running.values())
 
+    def __reversed__(self) -> Iterator[Workflow]:
+        return reversed(self._running.values())
+
     def __contains__(self, workflow: str) -> bool:
         """Whether the workflow with this key is running."""
         return workflow in self._running
@@ -294,6 +299,10 @@ class WorkflowTable:
         made = RunningStep(request_id, step, running, opens, running.latest)
         running.requests[request_id] = self._steps[request_id] = made
         return made
+
+    def running_of(self, tenant: str) -> int:
+        """How many workflows of a tenant are running."""
+        return self._of_tenant[tenant]
 
     def types_of(self, tenant: str) -> Collection[str]:
         """The workflow types of a tenant's latest workflows."""

@@ -366,6 +366,8 @@ def test_vllm_refuses_objects_in_metadata(server: Server) -> None:
 def test_the_routes_stand_behind_the_same_door_as_the_api(server: Server) -> None:
     assert httpx.get(f"{server.url}/v1/workflows/status").status_code == 401
     assert httpx.post(f"{server.url}/v1/workflows/r1/end").status_code == 401
+    page = httpx.get(f"{server.url}/")  # which holds no data
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
 
 
 def test_a_workflow_belongs_to_the_key_it_came_with(server: Server) -> None:

@@ -5,6 +5,7 @@ it. vLLM loads routes only if `VLLM_PLUGINS=presage` names them.
 
     POST /v1/workflows/r1/end?workflow_type=review   ->  {"ended": true}
     POST /v1/workflows/r1/pause?workflow_type=review ->  {"paused": true}
+    GET  /                                           ->  a page that shows all of these (page.py)
     GET  /v1/workflows?first=0&most=50               ->  {"engines": [...]}, running ones and those that ended lately
     GET  /v1/workflows/agents                        ->  {"engines": [...]}
     GET  /v1/workflows/status                        ->  {"engines": [...]}
@@ -37,6 +38,7 @@ from presage.errors import ConfigurationError, EngineError
 from presage.features.agent_names import AgentNames
 from presage.serving_hooks import admin
 from presage.serving_hooks.mode_names import ADMIN_KEY_HEADER, ModeName, PolicyName
+from presage.serving_hooks.page import overview_page
 from presage.serving_hooks.settings import NO_TYPES
 from presage.serving_hooks.vllm import engine
 from presage.serving_hooks.vllm.config import read_config
@@ -226,6 +228,8 @@ class WorkflowRoutes:
         app.add_api_route("/v1/workflows", list_all, methods=["GET"])
         app.add_api_route("/v1/workflows/agents", list_agents, methods=["GET"])
         app.add_api_route("/v1/workflows/status", status_of_all, methods=["GET"])
+        if all(getattr(route, "path", None) != "/" for route in app.routes):  # vLLM has none
+            app.add_route("/", overview_page, include_in_schema=False)
         app.add_middleware(Appended, ask=StatusCache(self._statuses), types=config.metrics_by_type)
         if config.infer_workflows and config.recorder is not None and self._tenants < 2:
             logger.warning(JOINED)
