@@ -237,6 +237,44 @@ def test_a_workflow_of_which_nothing_is_known_is_drawn_as_well(made: Made, tmp_p
     assert b"no recent forecast" in (tmp_path / "p.svg").read_bytes()
 
 
+NEXT, LEFT, CACHE = b"next agent", b"output tokens left", b"free blocks in eviction order"
+WITHOUT = {**FORECAST, "horizons": [], "remaining": {**FORECAST["remaining"], "quantiles": {}}, "reason": "too new"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "panels"),
+    [
+        ({"forecasts": [FORECAST]}, {NEXT, LEFT, CACHE}),
+        ({"forecasts": [FORECAST] * 50, "blocks": None}, {NEXT, LEFT}),
+        ({"forecasts": [{**FORECAST, "remaining": WITHOUT["remaining"]}], "blocks": None}, {NEXT}),
+        ({"forecasts": [{**FORECAST, "horizons": []}], "blocks": {"groups": [], "all_free": 0}}, {LEFT}),
+        ({"forecasts": [WITHOUT]}, {CACHE}),
+        ({"forecasts": [WITHOUT], "blocks": None}, {b"its last forecast is unknown: too new"}),
+    ],
+)
+def test_only_panels_with_something_to_show_are_drawn(
+    made: Made, tmp_path: Path, changed: dict[str, Any], panels: set[bytes]
+) -> None:
+    made.says(200, {"engines": [{**EXPLAINED, **changed}]})
+    ran = run("explain", made.url, "x", "--picture", str(tmp_path / "p.svg"))  # a warning of matplotlib would fail
+    assert ran.code == 0
+    drawn = (tmp_path / "p.svg").read_bytes()
+    assert {text for text in (NEXT, LEFT, CACHE, *panels) if text in drawn} == panels
+
+
+def test_long_strange_and_many_names_fit_into_a_picture(made: Made, tmp_path: Path) -> None:
+    names = ["_hidden", "$x^", "研究員", "Senior Data Researcher of Solar Storage and Wind"]
+    agents = dict.fromkeys(names, 0.2) | {f"agent {number}": 0.01 for number in range(20)}
+    made_by = {**FORECAST, "agent": names[-1], "horizons": [{"agents": agents, "end": 0.0}]}
+    made.says(200, {"engines": [{**EXPLAINED, "workflow_id": "w" * 200, "forecasts": [made_by] * 3}]})
+    for ending in ("png", "svg"):
+        assert run("explain", made.url, "x", "--picture", str(tmp_path / f"p.{ending}")).code == 0
+    drawn = (tmp_path / "p.svg").read_text()
+    assert all(shown in drawn for shown in ("_hidden", "$x^", "研究員", "Senior Data Re…rage and Wind", "others"))
+    assert names[-1] not in drawn
+    assert "w" * 100 not in drawn
+
+
 def test_a_picture_is_refused_before_anybody_is_asked(made: Made, tmp_path: Path) -> None:
     assert "ends in .svg or .png" in run("explain", made.url, "x", "--picture", "p.jpg").complaint
     assert not made.asked
