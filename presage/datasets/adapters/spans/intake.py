@@ -217,8 +217,10 @@ class Intake:
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
             spans = pa.Table.from_arrays(arrays, schema=SPAN_SCHEMA)
             apart = may_have_twin(spans)
-            self.requests.add(spans.filter(apart), "input_text")
-            self.partitions.add(spans.filter(pc.invert(apart)), "trace")
+            if pc.any(apart).as_py():  # filters copy texts
+                self.requests.add(spans.filter(apart), "input_text")
+                spans = spans.filter(pc.invert(apart))
+            self.partitions.add(spans, "trace")
             self._batch, self._bytes = [], 0
 
     def complete(self) -> None:
