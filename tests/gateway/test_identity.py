@@ -532,3 +532,50 @@ def test_templates_of_a_word_show_once_several_workflows_have_them() -> None:
         later = gateway.sent(user(f"Answer this ticket.\n{ticket}"), at_s=float(number))
         assert same(first, later) == (number > 0)  # of the first, nobody could say what is template
         assert first.step.workflow_type == later.step.workflow_type
+
+
+def test_a_template_around_the_whole_conversation_and_the_bare_question_are_of_one_workflow() -> None:
+    """AutoGen: a model selects who speaks; the speakers get the messages themselves, with results of others' tools."""
+    gateway = Gateway()
+    roles = "These roles are available:\nresearcher: looks things up\nwriter: writes reports\n"
+    asks = "\n\nWho speaks next? Name the role alone."
+    selects = gateway.sent(user(f"{roles}\nuser: {QUESTION}{asks}"), answers=(assistant("researcher"),))
+    speaks = gateway.sent(RESEARCHER, user(QUESTION), answers=(_call(1),))
+    again = gateway.sent(user(f"{roles}\nuser: {QUESTION}\nresearcher: 17 articles{asks}"))
+    writes = gateway.sent(EXPERT, user(QUESTION), user("17 articles"))
+    assert same(selects, speaks, again, writes)
+    other = gateway.sent(user(f"{roles}\nuser: How many parcels are still in the warehouse of Hamburg?{asks}"))
+    assert not same(selects, other)
+
+
+def test_the_next_run_of_an_agent_with_a_template_is_not_joined_by_the_template() -> None:
+    """DSPy: its template, of which the first run shows no edge, and steps of that run that were not recognised."""
+    gateway = Gateway()
+    ends = "\n\nRespond with the fields, starting with the field reasoning, then titles, and end with the mark done."
+    for number in range(3):
+        question = f"Why did engine {number} of depot {'ABC'[number]} stop after its check of Monday?"
+        asks = user(f"## question ##\n{question}{ends}")
+        assert gateway.sent(PLANNER, asks).workflow_source == "new"
+        for title in ("one", "two"):
+            gateway.sent(RESEARCHER, user(f"## question ##\n{question}\n## title ##\n{title}\nWrite a section."))
+
+
+def test_an_agent_is_found_by_the_short_argument_of_the_call_that_began_it_inside_its_template() -> None:
+    """smolagents: a managed agent gets the task on a line of its own."""
+    gateway, task = Gateway(), "Find the price of tin in 1913"
+    call = {"id": "c1", "function": {"name": "searcher", "arguments": json.dumps({"task": task})}}
+    first = gateway.sent(PLANNER, user(QUESTION), answers=({"role": "assistant", "tool_calls": [call]},))
+    under = user(f"You're a helpful agent named 'searcher'.\n---\nTask:\n{task}\n---\nReport to your manager.")
+    assert same(first, gateway.sent(RESEARCHER, under))
+    assert not same(first, gateway.sent(RESEARCHER, user(str(under["content"]).replace("1913", "1914"))))
+
+
+def test_what_other_agents_wrote_into_a_system_prompt_makes_no_other_agent() -> None:
+    """Google ADK: an instruction with placeholders for what agents before it have said."""
+    gateway, names = Gateway(), set()
+    for number in range(4):
+        said = [f"Part {part} of run {number} costs {number * 91 + part} euros more than planned." for part in range(6)]
+        gateway.sent(PLANNER, user(f"{QUESTION} {number}"), answers=(assistant(" ".join(said)),))
+        system = f"Join both into one report.\nFindings: {' '.join(said)}\nYour name is joiner."
+        names.add(gateway.sent({"role": "system", "content": system}, user("Begin.")).step.agent)
+    assert len(names) == 1

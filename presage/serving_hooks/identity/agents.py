@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -85,8 +85,14 @@ class Agents:
         self._tenants: dict[str, _Tenant] = {}
         self._pieces: Pieces = {}
 
-    def recognise(self, tenant: str, system: str, tools: Sequence[str]) -> RecognisedAgent:
-        """The agent with this system prompt ("" for none) and these tools."""
+    def recognise(
+        self, tenant: str, system: str, tools: Sequence[str], own_text: Callable[[str], str] = str
+    ) -> RecognisedAgent:
+        """The agent with this system prompt ("" for none) and these tools.
+
+        Args:
+            own_text: leaves out of a system prompt what other agents have written into it.
+        """
         own = self._tenants.get(tenant)
         if own is None:
             own = self._tenants[tenant] = _Tenant()
@@ -102,6 +108,7 @@ class Agents:
         agent = own.prompts.get(timeless)
         digests = [exact, timeless]
         if agent is None:
+            system = own_text(system)
             prompt = masked_prompt(system, self._pieces)
             digests.append(blake2b(prompt.exact.encode() + b"\0" + offered, digest_size=12, person=b"masked").digest())
             agent = own.prompts.get(digests[-1])

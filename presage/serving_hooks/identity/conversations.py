@@ -148,8 +148,8 @@ class TenantIndex:
         What a part of an earlier opening has too is its template; a whole opening that comes again is none.
         """
         half, conversation.edges = MOST_DIGESTS["openings"] // 2, edges
-        kept = dict.fromkeys([*opening[:half], *opening[half:][-half:]])
         seen = [phrase for phrase in opening if phrase in self._owners["openings"]]
+        kept = dict.fromkeys([*opening[:half], *opening[half:][-half:]])
         common = list(system)
         if len(seen) < len(kept):
             ends = [*edges[0], *edges[1]]

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, count, islice
 from secrets import token_hex
 from sys import intern
@@ -39,7 +40,7 @@ from typing import Any, Final, Literal
 from presage.features.agent_fingerprint import LONGEST_SYSTEM
 from presage.features.agent_names import AgentNames, Name
 from presage.serving_hooks.counts import ERRORS, IDENTITIES, EventCounts
-from presage.serving_hooks.identity.agents import Agents, RecognisedAgent
+from presage.serving_hooks.identity.agents import UNKNOWN, Agents, RecognisedAgent
 from presage.serving_hooks.identity.conversations import (
     Conversation,
     Conversations,
@@ -52,6 +53,7 @@ from presage.serving_hooks.identity.request import ApiRequest
 from presage.serving_hooks.identity.sent_names import sent_names, sent_session
 from presage.serving_hooks.identity.trace_context import TraceContext, trace_context
 from presage.serving_hooks.identity.turns import (
+    LONGEST_TEXT,
     completion_bytes,
     edges,
     is_unique,
@@ -62,6 +64,7 @@ from presage.serving_hooks.identity.turns import (
     tool_ids,
     turns,
     values_of,
+    without_label,
 )
 from presage.serving_hooks.workflows import EndReason, Workflow
 from presage.serving_hooks.workflows.identity import BY_ID, DRAWN_IDS, Step, scoped, tenant_of, workflow_key
@@ -113,6 +116,7 @@ MOST_SENTENCES: Final = 96
 MOST_LOOKED_UP: Final = 256
 """Sentences of one prompt."""
 _MOST_CHOICES: Final = 16
+_MOST_LINES: Final = 32
 _MOST_IDS: Final = 16
 _LATEST: Final = 32
 """Messages at the end of a prompt whose tool calls are looked up."""
@@ -225,12 +229,12 @@ class Identifier:
 
     def _identify(self, request: ApiRequest) -> Identity:
         tenant, system = request.tenant, system_text(request, LONGEST_SYSTEM)
-        agent = self.agents.recognise(tenant, system, request.tools)
+        index = self._conversations.of(tenant)
+        agent = self.agents.recognise(tenant, system, request.tools, partial(_own_text, index))
         if tenant == ANONYMOUS:  # whoever they are, they are not one client
             step = Step(request.given_type or f"app-{agent.key}", scoped(tenant, self._new_id()), agent.name)
             return Identity(step, "new", CONFIDENCE["new"], "fingerprint" if agent.confidence else "none", 0.0)
         sent, trace = sent_names(request, self._counts), trace_context(request.headers)
-        index = self._conversations.of(tenant)
         prompt = _read(index, request)
         link = self._workflow(index, request, sent, trace, prompt, agent, system)
         role, agent_source, agent_confidence = self._role(sent, trace, agent)
@@ -290,13 +294,18 @@ class Identifier:
         asked, under = phrases(opening, MOST_WORDS), phrases(above, MOST_WORDS)
         if link is None and agent.confidence:
             link = _shared(index, prompt, agent.name, request.at_s)
-        link = link or _quoted(index, asked, under, agent.name, request.at_s)
+            if link is not None and link.conversation not in index.owners("prompts", prompt.points[0][0]):
+                index.forget_texts(link.conversation.workflow, ("openings",))  # the template around this message
+                index.add_opening(link.conversation, asked, edges(opening), under)
+        link = link or _quoted(index, prompt, asked, under, agent.name, request.at_s)
         if link is not None:
             return link
         workflow_id = f"trace-{trace.trace_id}" if trace.trace_id else self._new_id()
         begun: WorkflowSource = "trace" if trace.trace_id else "new"
         begins = self._begin(tenant, workflow_type, workflow_id)
         index.add_opening(begins, asked, edges(opening), under)
+        for line in islice(_lines([opening]), _MOST_LINES):
+            index.add(begins, "marks", index.digest("asked", line))
         return _Link(begins, begun, CONFIDENCE[begun])
 
     def _named(
@@ -376,6 +385,8 @@ class Identifier:
         for value in [value for text in texts for value in values_of(text)]:
             if _is_telling(value) and value not in own:
                 index.add(conversation, "marks", index.digest("whole", value))
+                if b"\n" not in value and value not in texts:
+                    index.add(conversation, "marks", index.digest("line", without_label(value)))
             for sentence in sentences(value, MOST_SENTENCES):
                 if sentence not in own:
                     index.add(conversation, "marks", index.digest("sentence", sentence))
@@ -435,19 +446,26 @@ def _least_continued(owners: Owners, digest: bytes, agent: str) -> Conversation:
 
 
 def _shared(index: TenantIndex, prompt: _Prompt, agent: str, now: float) -> _Link | None:
-    """The only workflow with this prompt in which this agent has sent nothing; with several, precision goes first."""
+    """The only workflow with this prompt, or that began with it as a line of a longer message, in which this agent has
+    sent nothing; with several, precision goes first.
+    """
     if prompt.size < LEAST_SHARED or not prompt.points:
         return None
+    asked = prompt.turns[-1]
+    line = index.owners("marks", index.digest("asked", without_label(asked))) if b"\n" not in asked else ()
     fits = [
         owner
-        for owner in index.owners("prompts", prompt.points[0][0])
+        for owner in {*index.owners("prompts", prompt.points[0][0]), *line}
         if agent not in owner.agents and now - owner.active_at <= SHARED_S
     ]
     return _Link(fits[0], "continuation", CONFIDENCE[SHARED]) if len(fits) == 1 else None
 
 
-def _quoted(index: TenantIndex, asked: Sequence[int], under: Sequence[int], agent: str, now: float) -> _Link | None:
-    """The only active workflow whose whole opening stands in a message or its system prompt, both by phrases.
+def _quoted(
+    index: TenantIndex, prompt: _Prompt, asked: Sequence[int], under: Sequence[int], agent: str, now: float
+) -> _Link | None:
+    """The only active workflow whose whole opening stands in a message or its system prompt, all by phrases, or in the
+    first message, if the agent is new to it.
 
     Phrases that several active workflows have are those of a template, or of a question that two have at a time. A
     message that is the opening, or to the same agent begins as it does, is a new one.
@@ -459,22 +477,40 @@ def _quoted(index: TenantIndex, asked: Sequence[int], under: Sequence[int], agen
         active = [owner for owner in index.owners("openings", phrase) if now - owner.active_at <= QUOTED_S]
         return active[0] if len(active) == 1 else None
 
-    held = {*asked, *under}
+    first = phrases(prompt.turns[0], MOST_WORDS) if len(prompt.turns) > 1 else ()
+    held = {*asked, *under, *first}
     counts = Counter(owner for owner in map(only, held) if owner is not None)
     best = counts.most_common(2)
     if not best or best[0][1] < LEAST_QUOTED or (len(best) > 1 and best[1][1] * 2 > best[0][1]):
         return None
     owner = best[0][0]
+    sent = index.owners("prompts", prompt.points[0][0]) if prompt.points else ()
+    is_new = agent not in owner.agents and owner not in sent
     opening = list(owner.digests["openings"])
-    own = [phrase in held for phrase in opening if only(phrase) is owner]
-    first, last = own.index(True), len(own) - own[::-1].index(True)
+    if not is_new:
+        held -= {*first} - {*asked, *under}
+    # Of what began it, its agent has a template, which may still be unknown.
+    begins = agent == next(iter(owner.agents))
+    own = [phrase in held for phrase in opening if (begins and agent != UNKNOWN) or only(phrase) is owner]
+    if not any(own):
+        return None
+    begin, end = own.index(True), len(own) - own[::-1].index(True)
     # Phrases across the edge of the first agent's template are in no other prompt: as many as it has words, up to 4.
     template = [max((n for n, edge in enumerate(edges, 1) if edge in index.common), default=0) for edges in owner.edges]
-    whole = first <= template[0] and len(own) - last <= template[1]
-    again = (asked and {*asked} <= {*opening}) or (agent == next(iter(owner.agents)) and asked[:1] == opening[:1])
-    if again or not whole or sum(own) < QUOTED_SHARE * (last - first):
+    whole = begin <= template[0] and len(own) - end <= template[1]
+    again = (asked and {*asked} <= {*opening}) or (begins and asked[:1] == opening[:1])
+    if again or not whole or sum(own) < QUOTED_SHARE * (end - begin):
         return None
     return _Link(owner, "continuation", CONFIDENCE[QUOTED])
+
+
+def _own_text(index: TenantIndex, system: str) -> str:
+    """A system prompt without the sentences that answers have written into it."""
+    text = system.encode("utf-8", "surrogatepass")
+    for sentence in sentences(text, MOST_LOOKED_UP):
+        if index.owners("marks", index.digest("sentence", sentence)):
+            text = text.replace(sentence, b"")
+    return text.decode("utf-8", "surrogatepass")
 
 
 def _sole(owners: Owners, agent: str) -> Conversation | None:
@@ -500,6 +536,10 @@ def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: st
             index.add(owner, "marks", digest)  # now the latest
             own = place + 1 if place < len(places) - 1 else 0
             return _Link(owner, "continuation", CONFIDENCE[PASSED_ON], own)
+    for line in _lines([*handed, system.encode("utf-8", "surrogatepass")]):
+        owner = _sole(index.owners("marks", index.digest("line", line)), agent)
+        if owner is not None:
+            return _Link(owner, "continuation", CONFIDENCE[PASSED_ON])
     matched: dict[Conversation, list[bytes]] = defaultdict(list)
     lengths: Counter[Conversation] = Counter()
     for sentence in _sentences(prompt.turns, system):
@@ -515,6 +555,12 @@ def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: st
     for digest in matched[owner]:
         index.add(owner, "marks", digest)
     return _Link(owner, "continuation", CONFIDENCE[PASSED_ON])
+
+
+def _lines(texts: Sequence[bytes]) -> dict[bytes, None]:
+    """Lines that may be the argument of a call, in the template of the agent that it calls."""
+    lines = (line for text in texts for line in text[:LONGEST_TEXT].split(b"\n", MOST_LOOKED_UP)[:MOST_LOOKED_UP])
+    return dict.fromkeys(filter(_is_telling, map(without_label, islice(lines, MOST_LOOKED_UP))))
 
 
 def _sentences(texts: Sequence[bytes], system: str) -> dict[bytes, None]:

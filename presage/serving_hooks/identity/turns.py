@@ -158,13 +158,18 @@ def sentences(text: bytes, most: int) -> list[bytes]:
     for part in text.split(b"\n"):
         if len(part) < LEAST_SENTENCE:
             continue
-        label = _LABEL.match(part)
-        bare = (part[label.end() :] if label else part).strip(_AROUND)
+        bare = without_label(part)
         if len(bare) >= LEAST_SENTENCE:
             kept.append(bare[:_LONGEST_SENTENCE])
     if len(kept) <= most:
         return kept
     return kept[: most // 2] + kept[-(most - most // 2) :]
+
+
+def without_label(line: bytes) -> bytes:
+    """A line without label, bullets, quotation marks and punctuation at its ends."""
+    label = _LABEL.match(line)
+    return (line[label.end() :] if label else line).strip(_AROUND)
 
 
 PHRASE_WORDS: Final = 5
