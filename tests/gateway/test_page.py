@@ -82,7 +82,7 @@ def test_it_shows_workflows_their_forecasts_and_who_follows_whom(chromium: Brows
         for number in range(20):
             ask(url, f"run-{number}", "planner")
         tab.open(url)
-        assert tab.shows("Workflows: 20 running", "run-19", "research", "planner", "page 1 of 3")
+        assert tab.shows("20\nworkflows running", "run-19", "research", "planner", "page 1 of 3")
         tab.click("older")
         assert tab.shows("page 2 of 3", "run-0", "past-19", "finished")
         tab.click("run-0")
@@ -116,7 +116,7 @@ def test_a_key_sees_its_own_and_stays_in_its_tab(chromium: Browser, monkeypatch:
         tab.type("#key", "third-key")
         assert tab.shows("does not take this key")
         tab.type("#key", "first-key")
-        assert tab.shows("Workflows: 1 running", "mine", "planner")
+        assert tab.shows("1\nworkflows running", "mine", "planner")
         for name in ("theirs", "spy", "thief", "secret"):
             assert name not in tab.run("document.documentElement.outerHTML")
         assert tab.run(
