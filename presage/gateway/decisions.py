@@ -304,7 +304,8 @@ class Decisions:
 def _begun(decision: GatewayDecision, _: Found) -> dict[str, Any]:
     """What is recorded as a step begins."""
     system_prompt, input_text = decision.request.texts
-    return {"input_text": input_text, "system_prompt": system_prompt}
+    identity = decision.identity
+    return {"input_text": input_text, "system_prompt": system_prompt, "prompt": identity.end, "after": identity.after}
 
 
 def _completed(decision: GatewayDecision) -> dict[str, Any]:

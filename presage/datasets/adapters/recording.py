@@ -10,6 +10,7 @@ workflow only once, so a decision about a run must be final.
 from __future__ import annotations
 
 import fcntl
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from presage.datasets import recording as layout
+from presage.datasets.adapters.spans.tree import NEVER_ENDED, Siblings, Steps
 from presage.datasets.schema import STATE_COLUMNS, conform, trace_schema
 from presage.datasets.schema.source import Origin, Source
 from presage.errors import TraceError
@@ -31,10 +33,14 @@ _CHUNK_BYTES: Final = 16 * 2**20
 _CHUNK_ROWS: Final = 2**14
 _OF_TRACE: Final = tuple(name for name in layout.STEPS.names if name in trace_schema().names)
 _READ: Final = {"run", "step", "client_step", "workflow_type", "workflow_id", "agent", "input_tokens", "finish_reason"}
-NUMBERS: Final = tuple(name for name in layout.STEPS.names if name in _READ)
+_TIMES: Final = ("started_at", "ended_at", "goes_on_from")
+NUMBERS: Final = tuple(name for name in layout.STEPS.names if name in {*_READ, *_TIMES})
+_SOON_US: Final = 5000
+"""A client may have the whole answer, and ask again, so long before the server has noted the end."""
 END_NUMBERS: Final = ("run", "steps", "how")
 _REPORTED: Final = ("run", "step", "success", "score")
 UNNUMBERED: Final = -1
+_MOST_PAUSES: Final = 256
 
 WAITING: Final = "workflow still running: left for a later ingestion"
 NO_BEGINNING: Final = "workflow of which the first step was not recorded"
@@ -112,6 +118,7 @@ def _table(
     columns["workflow_id"] = pc.binary_join_element_wise(batch["workflow_id"], f"@{engine.name}.", runs, "")
     columns["step"] = pa.array(planned.steps[places])
     columns["complete"] = pa.array(planned.complete[places])
+    columns["parent_steps"] = planned.parents.take(pa.array(places))
     columns["model"] = pc.coalesce(batch["model"], pa.scalar(served.model, pa.string()))
     has_state = pa.repeat(False, batch.num_rows)
     for name in STATE_COLUMNS:
@@ -143,6 +150,7 @@ class RowPlan(NamedTuple):
     keys: NDArray[np.int64]  # ascending, from `key`
     steps: NDArray[np.int32]  # number of the step in the trace
     complete: NDArray[np.bool_]  # whether its run is complete
+    parents: pa.Array  # the steps that each waited for, list<int32>
 
     def find(self, runs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """The index of each of n recorded steps in the plan, int64 [n]; -1 for steps that do not become a row."""
@@ -196,6 +204,7 @@ def plan(
     ended = _ended_runs(ends)
     numbers = _numbers(steps, skipped)
     run, step, client, aborted = numbers[:4]
+    parents: list[tuple[int, ...]] = []
     # As the engine's forecasters know it: the same run, client's number, agent and prompt tokens.
     attempt = (aborted == 1) & (client != UNNUMBERED)
     attempt[:-1] &= (np.diff(numbers[[0, 2, 4, 5]]) == 0).all(axis=0)
@@ -217,7 +226,53 @@ def plan(
         kept[start:stop] = whole & ~failed
         numbered[start:stop] = np.cumsum(whole & ~failed) - 1
         complete[start:stop] = end == count
-    return RowPlan(key(run, step)[kept], numbered[kept], complete[kept])
+        parents += _waited_for(*numbers[[1, 6, 7, 8], start:stop][:, whole & ~failed].tolist())
+    return RowPlan(key(run, step)[kept], numbered[kept], complete[kept], pa.array(parents, pa.list_(pa.int32())))
+
+
+def _waited_for(step: list[int], started: list[int], ended: list[int], goes_on_from: list[int]) -> list[Steps]:
+    """The steps that each of n steps of a run waited for, by their places.
+
+    A step whose prompt goes on from that of an earlier one is of its thread. A thread that lies between two steps of
+    another one is nested there. As siblings of a span (`spans/tree.py`), a nested thread waits for those at its place
+    that ended before, except those followed by another one, else for the step before it; and so does the next step.
+
+    Args:
+        step: their numbers, ascending.
+        started, ended: microseconds; `ended` -1 if unknown.
+        goes_on_from: the number of the step, -1 if unknown.
+    """
+    place = {number: at for at, number in enumerate(step)}
+    until = [max(begun, end - _SOON_US) if end >= 0 else NEVER_ENDED for begun, end in zip(started, ended, strict=True)]
+    following: dict[int, int] = {}
+    threads: list[list[int]] = []
+    thread_of: dict[int, list[int]] = {}
+    parents: list[Steps] = [()] * len(step)
+    for at, number in enumerate(goes_on_from):
+        before = place.get(number, -1)
+        if before < 0 or before in following:
+            thread_of[at] = []
+            threads.append(thread_of[at])
+            parents[at] = (before,) if before >= 0 else ()
+        else:
+            following[before], thread_of[at] = at, thread_of[before]
+            parents[at] = (before,)
+        thread_of[at].append(at)
+    pauses = sorted((until[before], before, started[after]) for before, after in following.items())
+    inside: dict[int, list[list[int]]] = {}
+    for thread in threads:
+        latest = bisect_right(pauses, (started[thread[0]], len(step)))
+        near = reversed(pauses[max(0, latest - _MOST_PAUSES) : latest])
+        inside.setdefault(next((before for _, before, end in near if until[thread[-1]] <= end), -1), []).append(thread)
+    for before, nested in inside.items():
+        siblings = Siblings(-1, (before,) if before >= 0 else ())
+        for number, thread in enumerate(nested):
+            first, last = thread[0], thread[-1]
+            parents[first] = parents[first] or siblings.waited_for(started[first])
+            siblings.ended(started[first], until[last], (last,), number)
+        if before >= 0:
+            parents[following[before]] = siblings.waited_for(started[following[before]])
+    return [tuple(sorted(waited_for)) for waited_for in parents]
 
 
 def _unbroken(client: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -240,10 +295,10 @@ def _ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
 
 
 def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[np.int64]:
-    """Of all named steps, each once, sorted, int64 [6, n]: run, step, client's step (or UNNUMBERED), whether aborted,
-    prompt tokens (-1 if unknown), and a number for the agent.
+    """Of all named steps, each once, sorted, int64 [9, n]: run, step, client's step (or UNNUMBERED), whether aborted,
+    prompt tokens (-1 if unknown), a number for the agent, start, end and the step that it goes on from (-1 likewise).
     """
-    parts, agents = [np.empty((6, 0), np.int64)], dict[str, int]()
+    parts, agents = [np.empty((9, 0), np.int64)], dict[str, int]()
     for batch in steps:
         named = pc.not_equal(batch["agent"], "END")
         for name in ("workflow_type", "workflow_id", "agent"):
@@ -254,6 +309,7 @@ def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[
             pc.equal(pc.fill_null(batch["finish_reason"], ""), "abort").cast(pa.int64()),
             pc.fill_null(batch["input_tokens"], -1),
             pa.array([agents.setdefault(agent, len(agents)) for agent in batch["agent"].to_pylist()], pa.int64()),
+            *(pc.fill_null(batch[name].cast(pa.int64()), -1) for name in _TIMES),
         )
         parts.append(np.stack([column.filter(named).to_numpy().astype(np.int64) for column in columns]))
     numbers = np.concatenate(parts, axis=1)
@@ -274,7 +330,6 @@ class Served(NamedTuple):
 
     model: str | None  # None if unknown
     state_layer: int | None  # of the recorded states, counted from 1; None for states after the final norm
-    lacks: tuple[str, ...] = ()  # columns of the last ones that a file of an earlier version lacks
 
 
 def is_recording(path: Path) -> bool:
@@ -337,15 +392,19 @@ def _file_batches(
     size = path.stat().st_size
     if not size:
         return
-    wanted = None if columns is None else [layout.TABLES[table].get_field_index(name) for name in columns]
-    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    names = list(columns or layout.TABLES[table].names)
+    schema = pa.schema([layout.TABLES[table].field(name) for name in names])
     with pa.memory_map(str(path)) as source:
         reader = served = None
         while True:
             position = source.tell()
             try:
-                reader = reader or pa.ipc.open_stream(source, options=options)
-                served = served or _served(reader, path, table, columns)
+                if reader is None or served is None:
+                    served, lacks = _served(pa.ipc.open_stream(source).schema, path, table)
+                    wanted = [layout.TABLES[table].get_field_index(name) for name in names if name not in lacks]
+                    source.seek(0)
+                    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+                    reader = pa.ipc.open_stream(source, options=options)
                 position = source.tell()
                 batch = reader.read_next_batch()
                 batch.validate(full=True)
@@ -355,14 +414,14 @@ def _file_batches(
                 lost[TORN] += 1
                 lost[TORN_BYTES] += size - position
                 return
-            if columns is None and served.lacks:
-                missing = [pa.nulls(batch.num_rows, layout.TABLES[table].field(name).type) for name in served.lacks]
-                batch = pa.RecordBatch.from_arrays([*batch.columns, *missing], schema=layout.TABLES[table])
-            yield batch, served
+            there = set(batch.schema.names)
+            columns_of = [batch[one.name] if one.name in there else pa.nulls(len(batch), one.type) for one in schema]
+            yield pa.RecordBatch.from_arrays(columns_of, schema=schema), served
 
 
-def _served(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns: Sequence[str] | None) -> Served:
-    facts = reader.schema.metadata or {}
+def _served(schema: pa.Schema, path: Path, table: str) -> tuple[Served, tuple[str, ...]]:
+    """What an engine served while it wrote a file, and the last columns that a file of an earlier version lacks."""
+    facts = schema.metadata or {}
     version = facts.get(layout.VERSION_KEY, b"none").decode(errors="replace")
     if version not in (layout.VERSION, *layout.ADDED) or layout.INSTANCE_KEY not in facts:
         raise TraceError(
@@ -370,12 +429,10 @@ def _served(reader: pa.RecordBatchStreamReader, path: Path, table: str, columns:
             f"{', '.join((*layout.ADDED, layout.VERSION))}: ingest it with the release that recorded it"
         )
     lacks = layout.ADDED.get(version, ()) if table == "steps" else ()
-    names = columns or [name for name in layout.TABLES[table].names if name not in lacks]
-    wanted = pa.schema([layout.TABLES[table].field(name) for name in names])
-    if not reader.schema.equals(wanted):
+    if not schema.equals(pa.schema([one for one in layout.TABLES[table] if one.name not in lacks])):
         raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record again")
-    return Served(
+    served = Served(
         facts[layout.MODEL_KEY].decode() if layout.MODEL_KEY in facts else None,
         int(facts[layout.LAYER_KEY]) if layout.LAYER_KEY in facts else None,
-        lacks,
     )
+    return served, lacks

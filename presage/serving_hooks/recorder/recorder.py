@@ -114,13 +114,16 @@ class Recorder:
         cached_input_tokens: int | None = None,
         input_text: Text | None = None,
         system_prompt: str | None = None,
+        prompt: bytes = b"",
+        after: bytes = b"",
     ) -> RecordedStep | None:
         """A request was selected for the first time; its step and workflow are numbered from here on.
 
         Names are recorded as they were sent: ingestion folds them. The `number` of the step is recorded beside ours.
         `input_text` is the prompt or its token ids, which must not be changed later; it is ignored unless text is on,
-        like `system_prompt`, the part of the prompt that never varies. Returns where the step is recorded, for
-        `outcome`; None if it is not.
+        like `system_prompt`, the part of the prompt that never varies. `prompt` is a digest of the prompt, `after` that
+        of the earlier one whose answer it goes on from. Returns where the step is recorded, for `outcome`; None if it
+        is not.
         """
         try:
             request_id, step = running.request_id, running.step
@@ -134,13 +137,15 @@ class Recorder:
                 return None
             number = run.steps
             run.steps = number + 1
+            goes_on_from = run.prompted(number, prompt, after)
             if len(self._running) >= _MAX_RUNNING:
                 self._counts.add(RECORDER, "not recorded", "too many steps at once")
                 return None
             text, size = self._kept_text(input_text) if self._text else (None, 0)
             system, more = self._kept_text(system_prompt) if self._text and system_prompt else (None, 0)
             size += more
-            event = self._now_s(), request_id, run, number, step, input_tokens, cached_input_tokens, text, system
+            counts = input_tokens, cached_input_tokens
+            event = self._now_s(), request_id, run, number, step, *counts, text, system, goes_on_from
             if self._put(self._begun, event, size):
                 self._running.add(request_id)
                 run.known = True

@@ -68,6 +68,7 @@ class StepRow:
     input_text: Text | None
     system_prompt: str | None = None
     identity_confidence: float | None = None
+    goes_on_from: int | None = None
     output_tokens: int | None = None
     output_text: Text | None = None
     finish_reason: str | None = None
@@ -298,6 +299,7 @@ class RowAssembler:
         cached_input_tokens: int | None,
         input_text: Text | None,
         system_prompt: str | None = None,
+        goes_on_from: int | None = None,
     ) -> None:
         """A request was selected for the first time; `number` is its place in the run."""
         agent = step.sent[1]
@@ -316,6 +318,7 @@ class RowAssembler:
             input_text,
             system_prompt,
             None if step.source in ("explicit", "new") else step.confidence,
+            goes_on_from,
         )
         run.running += 1
         self.running[request_id] = row

@@ -60,6 +60,41 @@ def test_how_certain_an_identity_is_is_recorded_where_its_client_did_not_name_it
     assert confidences == [None, pytest.approx(0.95), None, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("timeline", "parents"),
+    [
+        pytest.param("a( a) b( b) c( c)", [[], [0], [1]], id="one after the other"),
+        pytest.param("p( p) a( b( a) b) w( w)", [[], [0], [0], [1, 2]], id="at once, by times alone"),
+        pytest.param(
+            "p( p) a( b( a) A(a b) A) w( w)", [[], [0], [0], [1], [2, 3]], id="an agent goes on beside another"
+        ),
+        pytest.param(
+            "p( p) a( a) b( A(a A) b) w( w)", [[], [0], [0], [1], [2, 3]], id="one begins while another's tool runs"
+        ),
+        pytest.param("m( m) s( s) S(s S) M(m M)", [[], [0], [1], [2]], id="a sub-agent"),
+        pytest.param("m( m) s( t( s) t) M(m M)", [[], [0], [0], [1, 2]], id="two sub-agents of one answer"),
+        pytest.param("m( m) a(m b(m a) b) w( w)", [[], [0], [0], [1, 2]], id="two go on from one answer"),
+        pytest.param("p( q( p) q)", [[], []], id="both at the beginning"),
+    ],
+)
+def test_what_a_step_waited_for_is_worked_out_from_times_and_from_what_it_goes_on_from(
+    tmp_path: Path, timeline: str, parents: list[list[int]]
+) -> None:
+    """`A(a` begins a step that goes on from the answer to `a`, `A)` ends it."""
+    hands = Hands()
+    one = recorder(tmp_path / "r", hands)
+    for event in timeline.split():
+        hands.on(1.0)
+        name, begins, after = event.partition("(")
+        if begins:
+            one.begun(name, Named("w", "agent"), prompt=name.encode(), after=after.encode())
+        else:
+            one.completed(name.removesuffix(")"))
+    one.ended("t", "w", RECORDED_FINISHED)
+    one.close()
+    assert read_traces([tmp_path / "r"]).table["parent_steps"].to_pylist() == parents
+
+
 def test_names_are_folded_for_the_models_recorded_as_sent_and_folded_again_by_the_store(tmp_path: Path) -> None:
     names = NameMapping(((r"(\w+)-\d+", r"\1"),), ((r"(\w+) run \d+", r"\1"),))
     one = recorder(tmp_path / "r")
