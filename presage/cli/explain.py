@@ -90,12 +90,13 @@ def _render(engine: Mapping[str, Any]) -> Iterator[Any]:
             [
                 ", ".join(group["agents"]),
                 *(_number(group[name]) for name in ("blocks", "free", "users")),
-                f"{group['score']:.3f}",
+                f"{group['score']:.3f}" if "score" in group else _seconds(group["wait_s"]),
                 _number(group["before"]),
             ]
             for group in blocks["groups"]
         ]
-        head = ["blocks used by", "blocks", "free", "workflows", "score", "evicted earlier"]
+        expected = "score" if "score" in blocks["groups"][0] else "next use in"
+        head = ["blocks used by", "blocks", "free", "workflows", expected, "evicted earlier"]
         yield table(f"\nCache, {blocks['all_free']} free blocks in total", head, rows)
 
 
@@ -140,6 +141,10 @@ def _decision(made: Mapping[str, Any]) -> list[str]:
         ago,
         *("–" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value) for value in values),
     ]
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
 
 
 def _number(value: int | None) -> str:

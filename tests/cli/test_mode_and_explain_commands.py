@@ -190,6 +190,21 @@ def test_a_workflow_is_explained_to_people(made: Made) -> None:
         assert shown in ran.out, shown
 
 
+def test_cache_groups_show_their_score_or_the_wait_for_their_next_use(made: Made) -> None:
+    (by_score,) = EXPLAINED["blocks"]["groups"]
+    common = {name: value for name, value in by_score.items() if name != "score"}
+    for groups, shown in (
+        ([by_score], ("score", "0.750")),
+        ([{**common, "wait_s": 12.34}, {**common, "wait_s": None}], ("next use in", "12.3 s", "–")),
+    ):
+        blocks = {**EXPLAINED["blocks"], "groups": groups}
+        made.says(200, {"engines": [{**EXPLAINED, "requests": [], "blocks": blocks}]})
+        ran = run("explain", made.url, "a/b", "--type", "review")
+        assert ran.code == 0
+        cache = ran.out[ran.out.index("free blocks in total") :]
+        assert all(word in cache for word in shown), cache
+
+
 def test_the_type_of_a_workflow_is_found_where_only_one_has_its_id(made: Made) -> None:
     made.says(200, {"engines": [EXPLAINED]})
     made.listed = [("coding", f"w-{number}") for number in range(600)] + [("review", "a/b"), ("", "none")]
