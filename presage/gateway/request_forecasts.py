@@ -94,6 +94,8 @@ class GatewayForecasts(Listener[GatewayDecision]):
 
     Args:
         switch: of the bookkeeping of workflows.
+        in_doubt: whether runs of a workflow type, with its tenant, are not recognised; those that nobody named are then
+            ranked as if nothing were forecast of them.
         record: records each forecast, by the id of its request.
         sent_id: (tenant, id of a workflow) -> its name as servers get it.
         shown: keeps recent forecasts for explanations.
@@ -113,6 +115,7 @@ class GatewayForecasts(Listener[GatewayDecision]):
         switch: Switch,
         retry: Retry,
         *,
+        in_doubt: Callable[[str], bool],
         record: Callable[[str, LiveForecast], object],
         sent_id: Callable[[str, str], str],
         shown: LastForecasts,
@@ -125,7 +128,7 @@ class GatewayForecasts(Listener[GatewayDecision]):
         self._next: Any = forecasts.next_agents  # takes texts, if it is the registry's
         self._return_times = forecasts.returns
         self._modes, self._counts, self._clock = modes, counts, clock
-        self._record, self._sent_id, self._shown = record, sent_id, shown
+        self._in_doubt, self._record, self._sent_id, self._shown = in_doubt, record, sent_id, shown
         self._target, self._objectives = target, objectives
         self._characters: dict[str, float] = {}
         self._agents_switch = Switch("forecasts of next agents", counts, retry=retry)
@@ -229,7 +232,8 @@ class GatewayForecasts(Listener[GatewayDecision]):
         key, tenant = (step.stats_key, step.agent), tenant_of(step.workflow_id)
         left = live.remaining if live is not None and live.remaining.tokens else None
         keep_s = self.returns.at(key, self._target)
-        rank, rank_from = self.ranks.rank(key, left)
+        named = request.identity.workflow_source not in ("new", "continuation")
+        rank, rank_from = self.ranks.rank(key, left if named or not self._in_doubt(step.stats_key) else None)
         end = live.end if live is not None else None
         if live is not None and end is not None and live.source == "back-off":
             end = shrunk(end, live.evidence)

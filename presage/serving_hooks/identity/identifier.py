@@ -67,7 +67,15 @@ from presage.serving_hooks.identity.turns import (
     without_label,
 )
 from presage.serving_hooks.workflows import EndReason, Workflow
-from presage.serving_hooks.workflows.identity import BY_ID, DRAWN_IDS, Step, scoped, tenant_of, workflow_key
+from presage.serving_hooks.workflows.identity import (
+    BY_ID,
+    DRAWN_IDS,
+    IdentitySource,
+    Step,
+    scoped,
+    tenant_of,
+    workflow_key,
+)
 from presage.serving_hooks.workflows.metadata import SentNames, name
 from presage.serving_hooks.workflows.tenants import ANONYMOUS
 
@@ -241,7 +249,9 @@ class Identifier:
         conversation = link.conversation
         after = _after(conversation, prompt)
         self._learn(index, link, request, trace, prompt, role, agent)
-        step = Step(conversation.workflow_type, conversation.workflow_id, role, sent.number, sent.last)
+        source: IdentitySource = "prompt" if link.source == "continuation" else link.source
+        of = conversation.workflow_type, conversation.workflow_id, role, sent.number, sent.last
+        step = Step(*of, source=source, confidence=link.confidence)
         known_as = agent.known_as if self.agents.may_be_renamed(role) else None
         return Identity(step, link.source, link.confidence, agent_source, agent_confidence, prompt.end, known_as, after)
 

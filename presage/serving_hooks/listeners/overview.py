@@ -93,11 +93,12 @@ class Overview(Listener[Any]):
         """The share of workflows of one step, by type with its tenant, where most inferred ones have no more: either
         the application has single requests, or its runs are not recognised as one workflow.
         """
-        return {
-            key: single / ended
-            for key, (ended, single) in self._inferred.items()
-            if ended >= LEAST_ENDED and 2 * single > ended
-        }
+        return {key: single / ended for key, (ended, single) in self._inferred.items() if self.in_doubt(key)}
+
+    def in_doubt(self, stats_key: str) -> bool:
+        """Whether most inferred workflows of a type, with its tenant, have one step."""
+        ended, single = self._inferred.get(stats_key, (0, 0))
+        return ended >= LEAST_ENDED and 2 * single > ended
 
     def agents(self, tenant: str) -> dict[str, Any]:
         """`agents`: name, workflow type, steps and latest model of each agent of a tenant, the latest first; `calls`:
