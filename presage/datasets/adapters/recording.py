@@ -253,7 +253,8 @@ def _waited_for(step: list[int], started: list[int], ended: list[int], goes_on_f
         if before < 0 or before in following:
             thread_of[at] = []
             threads.append(thread_of[at])
-            parents[at] = (before,) if before >= 0 else ()
+            beside = before >= 0 and started[at] < until[following[before]]  # else what followed may be why it waited
+            parents[at] = (before,) if beside else ()
         else:
             following[before], thread_of[at] = at, thread_of[before]
             parents[at] = (before,)
