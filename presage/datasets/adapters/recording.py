@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -233,9 +233,10 @@ def plan(
 def _waited_for(step: list[int], started: list[int], ended: list[int], goes_on_from: list[int]) -> list[Steps]:
     """The steps that each of n steps of a run waited for, by their places.
 
-    A step whose prompt goes on from that of an earlier one is of its thread. A thread that lies between two steps of
-    another one is nested there. As siblings of a span (`spans/tree.py`), a nested thread waits for those at its place
-    that ended before, except those followed by another one, else for the step before it; and so does the next step.
+    Without overlap each waits for the one before. Else a step whose prompt goes on from that of an earlier one is of its
+    thread, and a thread between two steps of another one is nested there. As siblings of a span (`spans/tree.py`), a
+    nested thread waits for those at its place that ended before, except those followed by another one, else for the
+    step before it; and so does the next step.
 
     Args:
         step: their numbers, ascending.
@@ -244,6 +245,8 @@ def _waited_for(step: list[int], started: list[int], ended: list[int], goes_on_f
     """
     place = {number: at for at, number in enumerate(step)}
     until = [max(begun, end - _SOON_US) if end >= 0 else NEVER_ENDED for begun, end in zip(started, ended, strict=True)]
+    if all(end <= begun for end, begun in zip(accumulate(until, max), started[1:], strict=False)):
+        return [(at - 1,) if at else () for at in range(len(step))]
     following: dict[int, int] = {}
     threads: list[list[int]] = []
     thread_of: dict[int, list[int]] = {}

@@ -75,6 +75,7 @@ def test_how_certain_an_identity_is_is_recorded_where_its_client_did_not_name_it
         pytest.param("m( m) s( t( s) t) M(m M)", [[], [0], [0], [1, 2]], id="two sub-agents of one answer"),
         pytest.param("m( m) a(m b(m a) b) w( w)", [[], [0], [0], [1, 2]], id="two go on from one answer"),
         pytest.param("a( a) b(a b) c(b c) A(a A)", [[], [0], [1], [2]], id="a group chat, whose first speaks again"),
+        pytest.param("a( a) b( b) A(a A) B(b B)", [[], [0], [1], [2]], id="two with histories of their own, in turn"),
         pytest.param("p( q( p) q)", [[], []], id="both at the beginning"),
     ],
 )
