@@ -233,9 +233,9 @@ def plan(
 def _waited_for(step: list[int], started: list[int], ended: list[int], goes_on_from: list[int]) -> list[Steps]:
     """The steps that each of n steps of a run waited for, by their places.
 
-    Without overlap each waits for the one before. Else a step whose prompt goes on from that of an earlier one is of its
-    thread, and a thread between two steps of another one is nested there. As siblings of a span (`spans/tree.py`), a
-    nested thread waits for those at its place that ended before, except those followed by another one, else for the
+    Without overlap each waits for the one before. Else a step whose prompt goes on from that of an earlier one is of
+    its thread, and a thread between two steps of another one is nested there. As siblings of a span (`spans/tree.py`),
+    a nested thread waits for those at its place that ended before, except those followed by another one, else for the
     step before it; and so does the next step.
 
     Args:
