@@ -38,7 +38,8 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from presage.continuation import PromptedWorkflow, PromptIndex, TokenPrompt, chained, text_tokens
+from presage.continuation import PromptedWorkflow, PromptIndex, TokenPrompt, chained, head_of, text_tokens
+from presage.openings import TEMPLATE, Openings
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 KEY, BLOCK, CLAUDE_BLOCK = b"a key for the benchmark", 16, 64
@@ -103,18 +104,22 @@ class Engine:
 
     def __init__(self, block: int = BLOCK, **options: int) -> None:
         self.index: PromptIndex[PromptedWorkflow] = PromptIndex(KEY, block, **options)
+        self.openings = Openings(self.index)
         self.block = block
 
     def prompt(self, tokens: Sequence[int]) -> TokenPrompt:
         return TokenPrompt("", chained(tokens, self.block), tokens)
 
     def ask(self, prompt: TokenPrompt) -> tuple[PromptedWorkflow, str | None]:
-        link = self.index.find(prompt)
-        of = PromptedWorkflow("") if link is None else link.workflow
-        if link is None:
+        link, agent = self.index.find(prompt), head_of(prompt.tokens[:TEMPLATE], least=1)
+        opener = self.openings.find(prompt, agent, 0.0) if link is None else None
+        of = link.workflow if link is not None else opener or PromptedWorkflow("")
+        if link is None and opener is None:
             self.index.begin(of)
+            self.openings.begins(of, prompt)
+        self.openings.step(of, agent)
         self.index.asked(of, prompt, link=link)
-        return of, None if link is None else link.by
+        return of, link.by if link is not None else None if opener is None else "quoted"
 
     def answer(self, of: PromptedWorkflow, tokens: Sequence[int], answer: Sequence[int]) -> None:
         self.index.answered(of, self.prompt([*tokens, *answer]), len(tokens))
@@ -253,6 +258,7 @@ def cost(tokens: int, running: int = 200, seed: int = 0) -> dict[str, float]:
     found = {
         "continues": microseconds(lambda: engine.index.find(longer), times),
         "new": microseconds(lambda: engine.index.find(fresh), times),
+        "opening": microseconds(lambda: engine.openings.find(fresh, "another", 0.0), times),
         "answer": microseconds(lambda: engine.index.answered(of, both, len(history)), times),
     }
     link = engine.index.find(longer)
@@ -339,12 +345,13 @@ def main() -> None:
         print(f"claude_code left out: no workflows/claude_code.jsonl.gz in {given.data.name}")
     results["singles linked"] = [singles(seed=seed) for seed in range(5)]
     print(f"\nSingle chats linked, of 1,000: {', '.join(f'{share:.1%}' for share in results['singles linked'])}")
-    print("\n| tokens | continues, us | a block | new, us | a block | answer, us |\n|---|---|---|---|---|---|")
+    print("\n| tokens | continues, us | a block | new, us | a block | opening, us | answer, us |")
+    print("|---" * 7, "|", sep="")
     for tokens in (1_000, 10_000, 100_000):
         spent = results[f"microseconds, {tokens}"] = cost(tokens)
         print(
             f"| {tokens} | {spent['continues']:.0f} | {spent['continues, a block']:.2f} | {spent['new']:.0f} | "
-            f"{spent['new, a block']:.2f} | {spent['answer']:.0f} |",
+            f"{spent['new, a block']:.2f} | {spent['opening']:.0f} | {spent['answer']:.0f} |",
             flush=True,
         )
     results["bytes a block"] = kept()

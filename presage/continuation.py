@@ -352,13 +352,17 @@ class PromptIndex(Generic[Known]):
             reach *= 2
         return np.unique(hashes[np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))])
 
-    def _all_windows(self, ids: Ids, salt: int) -> Hashes:
+    def windows_of(self, prompt: TokenPrompt, part: slice, window: int) -> Hashes:
+        """The hash of each window of a part of a prompt, of a power of two tokens."""
+        return self._all_windows(as_ids(prompt.tokens[part]), self._scope(prompt.scope).salt, window)
+
+    def _all_windows(self, ids: Ids, salt: int, window: int = WINDOW) -> Hashes:
         """The hash of each window."""
-        if len(ids) < WINDOW:
+        if len(ids) < window:
             return np.empty(0, np.uint64)
         hashes, base = ids.astype(np.uint64), self._base
         reach = 1
-        while reach < WINDOW:  # the hash of twice as many tokens, from those of the halves
+        while reach < window:  # the hash of twice as many tokens, from those of the halves
             hashes = hashes[:-reach] * np.uint64(base) + hashes[reach:]
             base, reach = base * base % 2**64, 2 * reach
         hashes ^= np.uint64(salt)

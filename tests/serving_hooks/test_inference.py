@@ -9,6 +9,7 @@ import pytest
 from serving_samples import Clock
 
 from presage.continuation import NAMED_FROM, REMEMBERED_S, UNKNOWN, TokenPrompt, chained
+from presage.openings import ACTIVE_S
 from presage.serving_hooks.identity.inference import MEASURED, SINGLE_S, Inference
 from presage.serving_hooks.vllm.engine import EngineRequest, prompt_of
 from presage.serving_hooks.workflows import Workflow
@@ -195,6 +196,82 @@ def test_the_servers_name_of_an_agent_counts_and_the_first_type_stays() -> None:
     step = of.ask(history + drawn(2, 40) + [5], found=Observed(agent="coder", workflow_type="app-9"))
     assert step is not None
     assert step.agent == "coder"
+
+
+PLANNER, WRITER, TAIL, QUESTION = drawn(10, 60), drawn(11, 60), drawn(12, 4), drawn(13, 30)
+
+
+def begun(tail: Sequence[int] = TAIL, others: int = 2) -> tuple[Engine, Step]:
+    """A workflow that a planner began with the question, and others with questions of their own."""
+    of = Engine()
+    for seed in range(others):
+        of.ask([*PLANNER, *drawn(100 + seed, 30), *tail], drawn(200 + seed, 40))
+    first = of.ask([*PLANNER, *QUESTION, *tail], drawn(20, 40))
+    assert first is not None
+    return of, first
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [((), TAIL), (drawn(14, 20), drawn(15, 200)), (drawn(14, 400), drawn(15, 3000)), (drawn(14, 3000), drawn(15, 400))],
+)
+def test_an_agent_that_is_given_what_a_workflow_began_with_is_of_it(before: list[int], behind: list[int]) -> None:
+    of, first = begun()
+    step = of.ask([*WRITER, *before, *QUESTION, *behind])
+    assert step is not None
+    assert (step.workflow, step.source) == (first.workflow, "quoted")
+    assert of.inference.by_source()["quoted"] == 1
+
+
+@pytest.mark.parametrize("place", [5, 15, 25])
+def test_a_prompt_that_holds_nearly_what_a_workflow_began_with_is_none_of_its(place: int) -> None:
+    of, first = begun()
+    step = of.ask([*WRITER, *QUESTION[:place], 7, *QUESTION[place + 1 :], *TAIL])
+    assert step is None or step.workflow != first.workflow
+
+
+def test_a_document_with_another_question_is_none_of_the_workflow_that_read_it() -> None:
+    of, document = begun()[0], drawn(16, 200)
+    first = of.ask([*PLANNER, *document, *drawn(17, 12), *TAIL], drawn(21, 40))
+    step = of.ask([*WRITER, *document, *drawn(18, 12), *TAIL])
+    assert first is not None
+    assert step is None or step.workflow != first.workflow
+
+
+@pytest.mark.parametrize(
+    ("before", "tenant", "pause_s"), [((*PLANNER, 9), "", 0.0), (WRITER, "key-1", 0.0), (WRITER, "", ACTIVE_S + 1)]
+)
+def test_the_same_agent_another_tenant_or_one_after_a_pause_begins_anew(
+    before: Sequence[int], tenant: str, pause_s: float
+) -> None:
+    of, first = begun()
+    of.clock.now += pause_s
+    step = of.ask([*before, *QUESTION, *TAIL], tenant=tenant)
+    assert step is None or step.workflow != first.workflow
+
+
+def test_what_two_workflows_began_with_tells_neither() -> None:
+    of, first = begun()
+    second = of.ask([*PLANNER, *QUESTION, *TAIL], drawn(22, 40))
+    step = of.ask([*WRITER, *QUESTION, *TAIL])
+    assert second is not None
+    assert step is None or step.workflow not in (first.workflow, second.workflow)
+
+
+def test_a_template_that_one_workflow_alone_has_tells_nothing() -> None:
+    of, first = begun(others=0)
+    step = of.ask([*WRITER, *PLANNER, *QUESTION, *TAIL])
+    assert step is None or step.workflow != first.workflow
+
+
+def test_openings_are_forgotten_with_their_workflows() -> None:
+    of, first = begun()
+    workflow = Workflow(first, 0.0, 0.0)
+    of.inference.arrives("r", of.prompt([*WRITER, *QUESTION, *TAIL]), "")
+    of.inference.runs("r", workflow)
+    of.inference.ended(workflow, told=True)
+    step = of.ask([*WRITER[::-1], *QUESTION, *TAIL])
+    assert step is None or step.workflow != first.workflow
 
 
 def named(number: int) -> Step:

@@ -1,8 +1,9 @@
 """Identity of requests whose clients do not name their workflow: from ids that they send anyway, else from prompts.
 
 In this order: the id of an earlier response, a trace or a conversation that came with an earlier request of a workflow;
-a prompt that continues one (`presage/continuation.py`); a cache key that came with one; else nothing. Choices of one
-request are one step; a repeated prompt begins anew.
+a prompt that continues one (`presage/continuation.py`); a cache key that came with one; a prompt of a further agent
+that holds what one began with (`presage/openings.py`); else nothing. Choices of one request are one step; a repeated
+prompt begins anew.
 
 A request that continues nothing may be a single one, as most chats are, or the first of a workflow. It is a workflow
 at once, unless requests like it, of its agent, mostly stayed single; then it becomes one with the next request. Until
@@ -28,6 +29,7 @@ from typing import Final, Generic, Literal, TypeVar
 
 from presage.applications import Applications
 from presage.continuation import (
+    CONFIDENCE,
     MOST_KNOWN,
     NAMED_FROM,
     REMEMBERED_S,
@@ -40,6 +42,7 @@ from presage.continuation import (
     head_of,
 )
 from presage.datasets.schema.names import NO_NAMES, NameMapping
+from presage.openings import TEMPLATE, Openings
 from presage.serving_hooks.workflows import Workflow
 from presage.serving_hooks.workflows.choices import parent_of
 from presage.serving_hooks.workflows.identity import BY_ID, DRAWN_IDS, IdentitySource, Step, scoped, workflow_key
@@ -109,6 +112,7 @@ class Inference:
         self._checked: Counter[Checked] = Counter()
         self._clock = clock
         self._known: PromptIndex[Candidate] = PromptIndex(key, block_tokens)
+        self._begun_by = Openings(self._known)
         self._process = blake2b(b"process", digest_size=4, key=key[:64]).hexdigest()
         self._requests: dict[str, Candidate] = {}
         self._openings: _Latest[tuple[str, str], _Opening] = _Latest(_MOST_OPENINGS)
@@ -142,17 +146,20 @@ class Inference:
                 self._requests[request_id] = candidate
             return step
         ids = _ids_of(tenant, observed)
-        candidate, source, confidence, link = self._owner(prompt, ids)
+        template = observed.agent or head_of(prompt.tokens[:TEMPLATE], least=1)
+        candidate, source, confidence, link = self._owner(prompt, ids, template)
         self._sources[source] += 1
         head = (tenant, observed.agent or head_of(prompt.tokens))
         if candidate is None:
             opening = (tenant, f"{observed.workflow_type}\0{head[1]}")
             candidate = Candidate(prompt.scope, opening=opening)
             self._known.begin(candidate)
+            self._begun_by.begins(candidate, prompt)
             self._openings.at(opening, _Opening).came += 1
         elif candidate.steps == 1 and not candidate.named:
             for alike in self._alike(candidate.opening):
                 alike.went_on += 1
+        self._begun_by.step(candidate, template)
         for kind, digest in ids:
             if kind != "response":
                 self._ids.put(digest, candidate.number)
@@ -178,12 +185,15 @@ class Inference:
         link = None
         if isinstance(candidate, Candidate) and self._known.get(candidate.number) is candidate:
             link = self._known.find(prompt)
-            self._checked["missed" if link is None else "right" if link.workflow is candidate else "wrong"] += 1
+            found = self._begun_by.find(prompt, step.agent, self._clock()) if link is None else link.workflow
+            self._checked["missed" if found is None else "right" if found is candidate else "wrong"] += 1
         else:
             candidate = Candidate(
                 prompt.scope, workflow_type=step.sent[0], workflow_id=step.workflow_id, named=True, runs=True
             )
             self._known.begin(candidate)
+            self._begun_by.begins(candidate, prompt)
+        self._begun_by.step(candidate, step.agent)
         self._known.asked(
             candidate, prompt, self._clock(), link if link is not None and link.workflow is candidate else None
         )
@@ -251,7 +261,7 @@ class Inference:
         return {"requests of prompted workflows": len(self._requests)}
 
     def _owner(
-        self, prompt: TokenPrompt, ids: Sequence[tuple[IdentitySource, bytes]]
+        self, prompt: TokenPrompt, ids: Sequence[tuple[IdentitySource, bytes]], template: str
     ) -> tuple[Candidate | None, IdentitySource, float, Link[Candidate] | None]:
         owners = {
             kind: candidate for kind, digest in ids if (candidate := self._with_id(digest, prompt.scope)) is not None
@@ -264,6 +274,9 @@ class Inference:
             return link.workflow, link.by, link.confidence, link
         if "cache key" in owners:
             return owners["cache key"], "cache key", BY_ID["cache key"], None
+        opener = self._begun_by.find(prompt, template, self._clock())
+        if opener is not None:
+            return opener, "quoted", CONFIDENCE["quoted"], None
         return None, "new", 1.0, None
 
     def _with_id(self, digest: bytes, scope: Hashable) -> Candidate | None:
