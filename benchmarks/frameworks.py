@@ -13,7 +13,7 @@ sentences. Runs are judged by a header that the gateway does not read:
 In `langgraph-resumed` one process begins the runs, and another one goes on five hours later.
 
     make frameworks                     # the environments, in .venv-sdk
-    python benchmarks/frameworks.py [--only crew,dspy] [--runs 20] [--at-once 1,20] [--python crewai=PATH]
+    python benchmarks/frameworks.py [--only crew,dspy] [--runs 20] [--at-once 1,20] [--python crewai=PATH] [--engine]
 
 Prints a Markdown table and one JSON line; an application without environment is left out. Takes fifteen minutes.
 """
@@ -33,7 +33,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import comb
@@ -42,6 +42,7 @@ from typing import Any
 
 import uvicorn
 from framework_apps import APPLICATIONS, RUN, WORDS
+from framework_engine import Event, identities
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -191,10 +192,10 @@ class Clock:
 
 @dataclass
 class Seen:
-    """Requests of an application: run, true agent, identity; and the fan-out of its recording."""
+    """Requests of an application: run, true agent, identity; arrivals and answers; the fan-out of its recording."""
 
     rows: list[tuple[str, str, Identity]] = field(default_factory=list)
-    requests: list[ApiRequest] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     fan_out: float = 0.0
 
     def figures(self) -> dict[str, float]:
@@ -232,17 +233,22 @@ def seen_of(name: str, python: str, runs: int, at_once: int, named: bool, seed: 
         recorder = {"folder": folder}
         given = {"upstreams": [{"url": upstream}], "forecasts": {"recorder": recorder, **dict.fromkeys(MODELS)}}
         front = build(gateway_config(given, "benchmark"), clock)
-        identify = front.decisions.identifier.identify
+        identify, answered = front.decisions.identifier.identify, front.decisions.identifier.answered
 
         def judged(request: ApiRequest) -> Identity:
             identity = identify(request)
             words = (request.texts[0] or "").split()
             system = " ".join([*words[:4], *words[-2:], *sorted(request.tools)])
             seen.rows.append((request.headers.get(RUN, ""), system, identity))
-            seen.requests.append(request)
+            seen.events.append((clock(), request, None))
             return identity
 
+        def heard(identity: Identity, request: ApiRequest, response_id: str | None, answers: Sequence[Any]) -> None:
+            seen.events.append((clock(), request, answers))
+            answered(identity, request, response_id, answers)
+
         front.decisions.identifier.identify = judged  # type: ignore[method-assign]
+        front.decisions.identifier.answered = heard  # type: ignore[method-assign]
         app = front.app()
         with served(Named(app) if named else app) as url:
             line = [python, str(HERE / "framework_apps.py"), name, f"{url}/v1", "--seed", str(seed)]
@@ -269,13 +275,17 @@ def main() -> None:
     parser.add_argument("--at-once", default="1,20")
     parser.add_argument("--python", action="append", default=[], metavar="ENVIRONMENT=PATH")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--engine", action="store_true", help="judge what an engine infers from tokens, not the gateway"
+    )
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     pythons = {path.name: str(path / "bin" / "python") for path in (HERE.parent / ".venv-sdk").glob("*")}
     pythons |= dict(one.split("=", 1) for one in given.python)
     columns = ("requests", "precision", "recall", "workflows per run", "types", "agents", "confidence", "right")
-    print("| application | at once |", " | ".join(columns), "| fan-out | of it true |")
-    print("|---" * (len(columns) + 4), "|", sep="")
+    recorded = () if given.engine else ("fan-out", "of it true")
+    print("| application | at once |", " | ".join((*columns, *recorded)), "|")
+    print("|---" * (len(columns) + len(recorded) + 2), "|", sep="")
     table = {}
     for name in given.only.split(","):
         environment, _ = APPLICATIONS[name]
@@ -283,9 +293,13 @@ def main() -> None:
             print(f"{name}: no environment {environment}; make frameworks", file=sys.stderr)
             continue
         for at_once in map(int, given.at_once.split(",")):
-            fan_out = seen_of(name, pythons[environment], given.runs, at_once, True, given.seed).fan_out
             seen = seen_of(name, pythons[environment], given.runs, at_once, False, given.seed)
-            figures = {**seen.figures(), "fan-out": seen.fan_out, "true fan-out": fan_out}
+            if given.engine:
+                inferred = zip(seen.rows, identities(seen.events), strict=True)
+                figures = Seen([(run, system, identity) for (run, system, _), identity in inferred]).figures()
+            else:
+                fan_out = seen_of(name, pythons[environment], given.runs, at_once, True, given.seed).fan_out
+                figures = {**seen.figures(), "fan-out": seen.fan_out, "true fan-out": fan_out}
             table[f"{name}, {at_once} at once"] = figures
             print(f"| {name} | {at_once} |", " | ".join(f"{value:.3g}" for value in figures.values()), "|", flush=True)
     print(json.dumps({"benchmark": "frameworks", "runs": given.runs, "table": table}))
