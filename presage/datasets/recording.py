@@ -20,12 +20,21 @@ from presage.datasets.schema import STATE_COLUMNS, TIMESTAMP
 
 VERSION: Final = "7"
 ADDED: Final = {
-    "1": ("model", "system_prompt", "decision", "tenant", "tools_called", "identity_confidence", "goes_on_from"),
-    "2": ("tenant", "tools_called", "identity_confidence", "goes_on_from"),
-    "3": ("tools_called", "identity_confidence", "goes_on_from"),
-    "4": ("identity_confidence", "goes_on_from"),
-    "5": ("goes_on_from",),
-    "6": ("goes_on_from",),
+    "1": (
+        "model",
+        "system_prompt",
+        "decision",
+        "tenant",
+        "tools_called",
+        "identity_confidence",
+        "goes_on_from",
+        "quotes",
+    ),
+    "2": ("tenant", "tools_called", "identity_confidence", "goes_on_from", "quotes"),
+    "3": ("tools_called", "identity_confidence", "goes_on_from", "quotes"),
+    "4": ("identity_confidence", "goes_on_from", "quotes"),
+    "5": ("goes_on_from", "quotes"),
+    "6": ("goes_on_from", "quotes"),
 }
 """Versions that are read too, and the last columns of STEPS that they lack; none of them has outcomes."""
 VERSION_KEY: Final = b"presage.recording_version"
@@ -71,6 +80,7 @@ STEPS: Final = pa.schema(
         ("tools_called", pa.list_(pa.string())),
         ("identity_confidence", pa.float32()),
         ("goes_on_from", pa.int32()),
+        ("quotes", pa.list_(pa.int32())),
     ]
 )
 """A finished step. `run` counts the workflows of an engine, `step` the steps of a run in the order they began, both
@@ -78,7 +88,7 @@ from 0; `client_step` is the client's number, `step_id` the engine's request id;
 the step, as JSON; `model` where one recorder serves several; `tenant` where the server has several API keys;
 `tools_called` where the server has parsed the answer; `identity_confidence` where something else than its
 client's names told which workflow it continues; `goes_on_from` the latest step whose prompt and answer begin its
-prompt."""
+prompt, `quotes` those whose answers stand in it otherwise, both where a gateway saw it."""
 
 FORECASTS: Final = pa.schema(
     [

@@ -306,7 +306,8 @@ def _begun(decision: GatewayDecision, _: Found) -> dict[str, Any]:
     """What is recorded as a step begins."""
     system_prompt, input_text = decision.request.texts
     identity = decision.identity
-    return {"input_text": input_text, "system_prompt": system_prompt, "prompt": identity.end, "after": identity.after}
+    told = {"number": identity.number, "goes_on_from": identity.goes_on_from, "quotes": identity.quotes}
+    return {"input_text": input_text, "system_prompt": system_prompt, **told}
 
 
 def _completed(decision: GatewayDecision) -> dict[str, Any]:

@@ -392,7 +392,7 @@ def test_a_workflow_that_fell_silent_goes_on_from_its_answer_or_with_its_ids_and
     assert gateway.sent(OTHER, user(f"Judge this plan:\n{PLAN} {PLAN}"), at_s=2e4).workflow_source == "new"
     resumed = gateway.sent(SYSTEM, user(TASK), assistant(PLAN), user("Granted."), at_s=2e4)
     assert same(first, resumed)
-    assert resumed.after == first.end
+    assert resumed.goes_on_from == first.number
 
 
 def test_memory_is_bounded_and_a_tenant_has_a_share() -> None:

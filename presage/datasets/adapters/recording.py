@@ -34,7 +34,7 @@ _CHUNK_ROWS: Final = 2**14
 _OF_TRACE: Final = tuple(name for name in layout.STEPS.names if name in trace_schema().names)
 _READ: Final = {"run", "step", "client_step", "workflow_type", "workflow_id", "agent", "input_tokens", "finish_reason"}
 _TIMES: Final = ("started_at", "ended_at", "goes_on_from")
-NUMBERS: Final = tuple(name for name in layout.STEPS.names if name in {*_READ, *_TIMES})
+NUMBERS: Final = tuple(name for name in layout.STEPS.names if name in {*_READ, *_TIMES, "quotes"})
 _SOON_US: Final = 5000
 """A client may have the whole answer, and ask again, so long before the server has noted the end."""
 END_NUMBERS: Final = ("run", "steps", "how")
@@ -113,9 +113,8 @@ def _tables(
 def _table(
     batch: pa.RecordBatch, engine: RecordedEngine, served: Served, planned: RowPlan, places: NDArray[np.int64]
 ) -> pa.Table:
-    runs = batch["run"].cast(pa.string())
     columns = {name: batch[name] for name in _OF_TRACE}
-    columns["workflow_id"] = pc.binary_join_element_wise(batch["workflow_id"], f"@{engine.name}.", runs, "")
+    columns["workflow_id"] = trace_ids(batch, engine)
     columns["step"] = pa.array(planned.steps[places])
     columns["complete"] = pa.array(planned.complete[places])
     columns["parent_steps"] = planned.parents.take(pa.array(places))
@@ -128,6 +127,11 @@ def _table(
             has_state = pc.or_(has_state, states.is_valid())
     columns["state_layer"] = pc.if_else(has_state, pa.scalar(served.state_layer, pa.int32()), None)
     return pa.table(columns)
+
+
+def trace_ids(steps: pa.RecordBatch | pa.Table, engine: RecordedEngine) -> pa.Array | pa.ChunkedArray:
+    """The ids that the workflows of n recorded steps of an engine have in traces, string [n]."""
+    return pc.binary_join_element_wise(steps["workflow_id"], f"@{engine.name}.", steps["run"].cast(pa.string()), "")
 
 
 def _states(column: pa.LargeBinaryArray, where: str) -> pa.Array | None:
@@ -202,7 +206,8 @@ def plan(
     `records` is whether the engine is still recording.
     """
     ended = _ended_runs(ends)
-    numbers = _numbers(steps, skipped)
+    quoted: dict[int, list[int]] = {}
+    numbers = _numbers(steps, skipped, quoted)
     run, step, client, aborted = numbers[:4]
     parents: list[tuple[int, ...]] = []
     # As the engine's forecasters know it: the same run, client's number, agent and prompt tokens.
@@ -226,22 +231,29 @@ def plan(
         kept[start:stop] = whole & ~failed
         numbered[start:stop] = np.cumsum(whole & ~failed) - 1
         complete[start:stop] = end == count
-        parents += _waited_for(*numbers[[1, 6, 7, 8], start:stop][:, whole & ~failed].tolist())
+        of_run = numbers[:, start:stop][:, whole & ~failed]
+        quotes = [quoted.get(one, []) for one in key(of_run[0], of_run[1]).tolist()]
+        started, until, before = of_run[6:].tolist()
+        parents += _waited_for(of_run[1].tolist(), started, until, before, quotes)
     return RowPlan(key(run, step)[kept], numbered[kept], complete[kept], pa.array(parents, pa.list_(pa.int32())))
 
 
-def _waited_for(step: list[int], started: list[int], ended: list[int], goes_on_from: list[int]) -> list[Steps]:
+def _waited_for(
+    step: list[int], started: list[int], ended: list[int], goes_on_from: list[int], quotes: list[list[int]]
+) -> list[Steps]:
     """The steps that each of n steps of a run waited for, by their places.
 
     Without overlap each waits for the one before. Else a step whose prompt goes on from that of an earlier one is of
     its thread, and a thread between two steps of another one is nested there. As siblings of a span (`spans/tree.py`),
     a nested thread waits for those at its place that ended before, except those followed by another one, else for the
-    step before it; and so does the next step.
+    step before it; and so does the next step. A step that quotes answers waits only for those that it quotes and for
+    what came of them.
 
     Args:
         step: their numbers, ascending.
         started, ended: microseconds; `ended` -1 if unknown.
         goes_on_from: the number of the step, -1 if unknown.
+        quotes: the numbers of the steps.
     """
     place = {number: at for at, number in enumerate(step)}
     until = [max(begun, end - _SOON_US) if end >= 0 else NEVER_ENDED for begun, end in zip(started, ended, strict=True)]
@@ -276,7 +288,24 @@ def _waited_for(step: list[int], started: list[int], ended: list[int], goes_on_f
             siblings.ended(started[first], until[last], (last,), number)
         if before >= 0:
             parents[following[before]] = siblings.waited_for(started[following[before]])
+    for thread in threads:
+        first = thread[0]
+        sources = {place[number] for number in quotes[first] if number in place}
+        if sources and len(parents[first]) > 1:
+            parents[first] = tuple(at for at in parents[first] if _comes_of(at, sources, parents)) or parents[first]
     return [tuple(sorted(waited_for)) for waited_for in parents]
+
+
+def _comes_of(at: int, sources: set[int], parents: Sequence[Steps]) -> bool:
+    """Whether a step is one of these, or has waited for one, whatever was in between."""
+    seen, waiting = {at}, [at]
+    while waiting:
+        if (at := waiting.pop()) in sources:
+            return True
+        fresh = {before for before in parents[at] if before >= min(sources)} - seen
+        seen |= fresh
+        waiting += fresh
+    return False
 
 
 def _unbroken(client: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -298,9 +327,10 @@ def _ended_runs(ends: Iterable[pa.RecordBatch]) -> dict[int, int]:
     return steps_by_run
 
 
-def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[np.int64]:
+def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str], quoted: dict[int, list[int]]) -> NDArray[np.int64]:
     """Of all named steps, each once, sorted, int64 [9, n]: run, step, client's step (or UNNUMBERED), whether aborted,
     prompt tokens (-1 if unknown), a number for the agent, start, end and the step that it goes on from (-1 likewise).
+    What steps quote is added to `quoted`, by `key`.
     """
     parts, agents = [np.empty((9, 0), np.int64)], dict[str, int]()
     for batch in steps:
@@ -315,6 +345,9 @@ def _numbers(steps: Iterable[pa.RecordBatch], skipped: Counter[str]) -> NDArray[
             pa.array([agents.setdefault(agent, len(agents)) for agent in batch["agent"].to_pylist()], pa.int64()),
             *(pc.fill_null(batch[name].cast(pa.int64()), -1) for name in _TIMES),
         )
+        quoting = batch.filter(batch["quotes"].is_valid())
+        keys = key(*(quoting[name].to_numpy().astype(np.int64) for name in ("run", "step"))).tolist()
+        quoted.update(zip(keys, quoting["quotes"].to_pylist(), strict=True))
         parts.append(np.stack([column.filter(named).to_numpy().astype(np.int64) for column in columns]))
     numbers = np.concatenate(parts, axis=1)
     # Sorted; a batch that was written twice counts once.

@@ -53,7 +53,8 @@ class Conversation:
         tails: places of the latest prompts of the completions API.
         edges: of the message that began it, see `turns.edges`.
         went_on: by digest of a prompt, that of the prompt which first went on from it.
-        prompt_of: by digest of a prompt with its answer, that of the prompt alone.
+        requests: by digest of a prompt, of it with its answer or of a part of the answer, number and agent of the
+            latest such request.
     """
 
     __slots__ = (
@@ -62,7 +63,7 @@ class Conversation:
             "agents",
             "digests",
             "edges",
-            "prompt_of",
+            "requests",
             "tails",
             "tenant",
             "went_on",
@@ -80,7 +81,7 @@ class Conversation:
         self.tails: dict[tuple[bytes, int], None] = {}
         self.edges: tuple[Sequence[int], Sequence[int]] = (), ()
         self.went_on: dict[Digest, bytes] = {}
-        self.prompt_of: dict[Digest, bytes] = {}
+        self.requests: dict[Digest, tuple[int, str]] = {}
 
 
 Owners = tuple[Conversation, ...]
@@ -133,7 +134,7 @@ class TenantIndex:
             oldest = next(iter(own))
             del own[oldest]
             conversation.went_on.pop(oldest, None)
-            conversation.prompt_of.pop(oldest, None)
+            conversation.requests.pop(oldest, None)
             self._discard(kind, oldest, conversation)
 
     def add_opening(
@@ -220,6 +221,7 @@ class TenantIndex:
         for kind in kinds:
             for digest in conversation.digests[kind]:
                 self._discard(kind, digest, conversation)
+                conversation.requests.pop(digest, None)
             conversation.digests[kind] = {}
         if "answered" in kinds:
             for place in conversation.tails:

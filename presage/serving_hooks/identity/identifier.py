@@ -145,7 +145,9 @@ class Identity:
         step: workflow and agent; of a request that nothing identifies, of a workflow of its own.
         workflow_confidence, agent_confidence: share of such requests that get the right one, from 0 to 1.
         end: digest of the prompt, for `Identifier.answered`.
-        after: that of the prompt of this workflow whose answer this one goes on from; b"" if it shows none.
+        number: of the request in this process, from 1.
+        goes_on_from: the request of this workflow whose answer the prompt goes on from; 0 if it shows none.
+        quotes: those whose answers stand in it otherwise.
         known_as: what the models call the agent with this system prompt, where they lack the agent's name.
     """
 
@@ -156,7 +158,9 @@ class Identity:
     agent_confidence: float
     end: bytes = field(default=b"", repr=False, compare=False)
     known_as: Name | None = None
-    after: bytes = field(default=b"", repr=False, compare=False)
+    number: int = field(default=0, compare=False)
+    goes_on_from: int = field(default=0, compare=False)
+    quotes: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)
@@ -181,12 +185,14 @@ class _Link:
     Attributes:
         own: turns at the beginning of the prompt that hold an answer of this workflow, so that no other has them; 0 if
             the prompt does not show that.
+        marks: digests of what it holds of answers.
     """
 
     conversation: Conversation
     source: WorkflowSource
     confidence: float
     own: int = 0
+    marks: tuple[bytes, ...] = ()
 
 
 class Identifier:
@@ -205,7 +211,7 @@ class Identifier:
         self._counts = counts
         self._conversations = Conversations(most_conversations)
         self.agents = Agents(names)
-        self._process, self._numbers = token_hex(4), count()
+        self._process, self._numbers, self._requests = token_hex(4), count(), count(1)
 
     def identify(self, request: ApiRequest) -> Identity:
         """The identity of a request that has arrived. Does not raise."""
@@ -247,13 +253,18 @@ class Identifier:
         link = self._workflow(index, request, sent, trace, prompt, agent, system)
         role, agent_source, agent_confidence = self._role(sent, trace, agent)
         conversation = link.conversation
-        after = _after(conversation, prompt)
+        number, goes_on_from = next(self._requests), _goes_on_from(conversation, prompt, role)
+        quoted = (conversation.requests[mark][0] for mark in link.marks if mark in conversation.requests)
+        quotes = () if goes_on_from else tuple(sorted(set(quoted)))
         self._learn(index, link, request, trace, prompt, role, agent)
+        if prompt.end:
+            conversation.requests[prompt.end] = number, role
         source: IdentitySource = "prompt" if link.source == "continuation" else link.source
         of = conversation.workflow_type, conversation.workflow_id, role, sent.number, sent.last
         step = Step(*of, source=source, confidence=link.confidence)
         known_as = agent.known_as if self.agents.may_be_renamed(role) else None
-        return Identity(step, link.source, link.confidence, agent_source, agent_confidence, prompt.end, known_as, after)
+        how = link.source, link.confidence, agent_source, agent_confidence
+        return Identity(step, *how, prompt.end, known_as, number, goes_on_from, quotes)
 
     def _role(self, sent: SentNames, trace: TraceContext, agent: RecognisedAgent) -> tuple[str, AgentSource, float]:
         if sent.agent:
@@ -377,6 +388,7 @@ class Identifier:
             index.add(conversation, "ids", index.digest("response", response_id.encode("utf-8", "surrogatepass")))
         given = list(answers[:_MOST_CHOICES]) if request.endpoint != "responses" else [list(answers)]
         texts: list[bytes] = []
+        of_this = identity.number, identity.step.sent[1]
         for answer in given:
             parts = answer if isinstance(answer, list) else [answer]
             said = of_messages(parts)
@@ -387,19 +399,21 @@ class Identifier:
             elif said and identity.end:
                 answered = index.chain(said, identity.end)[-1]
                 index.add(conversation, "answered", answered)
-                conversation.prompt_of[answered] = identity.end
+                conversation.requests[answered] = of_this
             for part in parts:
                 for tool_id in tool_ids(part):
                     index.add(conversation, "ids", index.digest("tool", tool_id.encode()))
         own = _own(request)
         for value in [value for text in texts for value in values_of(text)]:
+            marks = [("sentence", sentence) for sentence in sentences(value, MOST_SENTENCES) if sentence not in own]
             if _is_telling(value) and value not in own:
-                index.add(conversation, "marks", index.digest("whole", value))
+                marks.append(("whole", value))
                 if b"\n" not in value and value not in texts:
-                    index.add(conversation, "marks", index.digest("line", without_label(value)))
-            for sentence in sentences(value, MOST_SENTENCES):
-                if sentence not in own:
-                    index.add(conversation, "marks", index.digest("sentence", sentence))
+                    marks.append(("line", without_label(value)))
+            for what, mark in marks:
+                digest = index.digest(what, mark)
+                index.add(conversation, "marks", digest)
+                conversation.requests[digest] = of_this
 
 
 def _read(index: TenantIndex, request: ApiRequest) -> _Prompt:
@@ -440,15 +454,13 @@ def _continued(index: TenantIndex, prompt: _Prompt, agent: str, retry: object) -
     return None
 
 
-def _after(conversation: Conversation, prompt: _Prompt) -> bytes:
-    """The latest prompt of the workflow whose answer this prompt goes on from, by digest."""
+def _goes_on_from(conversation: Conversation, prompt: _Prompt, agent: str) -> int:
+    """The latest request of the workflow with whose prompt and answer, or own agent's prompt, this prompt begins."""
     for digest, length in prompt.points if prompt.end else ():
-        if digest in conversation.prompt_of:
-            return conversation.prompt_of[digest]
-        known = digest in conversation.digests["prompts"] or digest in conversation.digests["answered"]
-        if known and length < prompt.size:
-            return digest
-    return b""
+        number, by = conversation.requests.get(digest, (0, ""))
+        if number and length < prompt.size and (by == agent or digest in conversation.digests["answered"]):
+            return number
+    return 0
 
 
 def _least_continued(owners: Owners, digest: bytes, agent: str) -> Conversation:
@@ -545,11 +557,12 @@ def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: st
         if owner is not None and told:
             index.add(owner, "marks", digest)  # now the latest
             own = place + 1 if place < len(places) - 1 else 0
-            return _Link(owner, "continuation", CONFIDENCE[PASSED_ON], own)
+            return _Link(owner, "continuation", CONFIDENCE[PASSED_ON], own, (digest,))
     for line in _lines([*handed, system.encode("utf-8", "surrogatepass")]):
-        owner = _sole(index.owners("marks", index.digest("line", line)), agent)
+        digest = index.digest("line", line)
+        owner = _sole(index.owners("marks", digest), agent)
         if owner is not None:
-            return _Link(owner, "continuation", CONFIDENCE[PASSED_ON])
+            return _Link(owner, "continuation", CONFIDENCE[PASSED_ON], 0, (digest,))
     matched: dict[Conversation, list[bytes]] = defaultdict(list)
     lengths: Counter[Conversation] = Counter()
     for sentence in _sentences(prompt.turns, system):
@@ -564,7 +577,7 @@ def _marked(index: TenantIndex, request: ApiRequest, prompt: _Prompt, system: st
     owner = best[0][0]
     for digest in matched[owner]:
         index.add(owner, "marks", digest)
-    return _Link(owner, "continuation", CONFIDENCE[PASSED_ON])
+    return _Link(owner, "continuation", CONFIDENCE[PASSED_ON], 0, tuple(matched[owner]))
 
 
 def _lines(texts: Sequence[bytes]) -> dict[bytes, None]:

@@ -114,16 +114,16 @@ class Recorder:
         cached_input_tokens: int | None = None,
         input_text: Text | None = None,
         system_prompt: str | None = None,
-        prompt: bytes = b"",
-        after: bytes = b"",
+        number: int = 0,
+        goes_on_from: int = 0,
+        quotes: Sequence[int] = (),
     ) -> RecordedStep | None:
         """A request was selected for the first time; its step and workflow are numbered from here on.
 
         Names are recorded as they were sent: ingestion folds them. The `number` of the step is recorded beside ours.
         `input_text` is the prompt or its token ids, which must not be changed later; it is ignored unless text is on,
-        like `system_prompt`, the part of the prompt that never varies. `prompt` is a digest of the prompt, `after` that
-        of the earlier one whose answer it goes on from. Returns where the step is recorded, for `outcome`; None if it
-        is not.
+        like `system_prompt`, the part of the prompt that never varies. `number`, `goes_on_from` and `quotes` are
+        those of its identity at a gateway. Returns where the step is recorded, for `outcome`; None if it is not.
         """
         try:
             request_id, step = running.request_id, running.step
@@ -135,9 +135,10 @@ class Recorder:
                 self._watch_losses()
             if run is None:
                 return None
-            number = run.steps
-            run.steps = number + 1
-            goes_on_from = run.prompted(number, prompt, after)
+            place = run.steps
+            run.steps = place + 1
+            before = run.requests.get(goes_on_from), [run.requests[one] for one in quotes if one in run.requests]
+            run.requested(place, number)
             if len(self._running) >= _MAX_RUNNING:
                 self._counts.add(RECORDER, "not recorded", "too many steps at once")
                 return None
@@ -145,12 +146,12 @@ class Recorder:
             system, more = self._kept_text(system_prompt) if self._text and system_prompt else (None, 0)
             size += more
             counts = input_tokens, cached_input_tokens
-            event = self._now_s(), request_id, run, number, step, *counts, text, system, goes_on_from
+            event = self._now_s(), request_id, run, place, step, *counts, text, system, *before
             if self._put(self._begun, event, size):
                 self._running.add(request_id)
                 run.known = True
                 self._lost -= 1
-                return RecordedStep(run, number)
+                return RecordedStep(run, place)
         except Exception as error:
             self._failed(error)
         return None

@@ -69,6 +69,7 @@ class StepRow:
     system_prompt: str | None = None
     identity_confidence: float | None = None
     goes_on_from: int | None = None
+    quotes: Sequence[int] | None = None
     output_tokens: int | None = None
     output_text: Text | None = None
     finish_reason: str | None = None
@@ -300,6 +301,7 @@ class RowAssembler:
         input_text: Text | None,
         system_prompt: str | None = None,
         goes_on_from: int | None = None,
+        quotes: Sequence[int] = (),
     ) -> None:
         """A request was selected for the first time; `number` is its place in the run."""
         agent = step.sent[1]
@@ -319,6 +321,7 @@ class RowAssembler:
             system_prompt,
             None if step.source in ("explicit", "new") else step.confidence,
             goes_on_from,
+            quotes or None,
         )
         run.running += 1
         self.running[request_id] = row

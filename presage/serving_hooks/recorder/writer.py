@@ -46,7 +46,7 @@ RECORDING_CLOSED: Final = "closed"
 _STEP_COLUMNS: Final = (
     *("step", "client_step", "step_id", "agent", "input_tokens", "output_tokens", "cached_input_tokens"),
     *("finish_reason", "started_at", "ended_at", "model", "decision", "tools_called"),
-    *("identity_confidence", "goes_on_from"),
+    *("identity_confidence", "goes_on_from", "quotes"),
 )
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-MOST_PROMPTS: Final = 64
+MOST_REQUESTS: Final = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +15,7 @@ class RecordedWorkflow:
     Attributes:
         workflow_id: as the client sent it, without its tenant.
         steps, known: steps begun, and whether the writer thread has an event of the run; set by the engine thread.
-        prompts: by digest of a prompt, the latest step that sent it; of the last MOST_PROMPTS steps.
+        requests: the step of each request, by the number that identity gave it; of the last MOST_REQUESTS.
         running, how: steps that have not completed, and how the run ended; set by the writer thread.
     """
 
@@ -25,19 +25,16 @@ class RecordedWorkflow:
     tenant: str | None = None
     steps: int = 0
     known: bool = False
-    prompts: dict[bytes, int] = field(default_factory=dict)
+    requests: dict[int, int] = field(default_factory=dict)
     running: int = 0
     how: str | None = None
 
-    def prompted(self, number: int, prompt: bytes, after: bytes) -> int | None:
-        """A step has sent a prompt that goes on from an earlier one, by digests; which step that was."""
-        goes_on_from = self.prompts.get(after)
-        if prompt:
-            self.prompts.pop(prompt, None)
-            self.prompts[prompt] = number
-            if len(self.prompts) > MOST_PROMPTS:
-                del self.prompts[next(iter(self.prompts))]
-        return goes_on_from
+    def requested(self, step: int, number: int) -> None:
+        """A step is this request."""
+        if number:
+            self.requests[number] = step
+            if len(self.requests) > MOST_REQUESTS:
+                del self.requests[next(iter(self.requests))]
 
 
 class RecordedStep(NamedTuple):

@@ -76,20 +76,24 @@ def test_how_certain_an_identity_is_is_recorded_where_its_client_did_not_name_it
         pytest.param("m( m) a(m b(m a) b) w( w)", [[], [0], [0], [1, 2]], id="two go on from one answer"),
         pytest.param("a( a) b(a b) c(b c) A(a A)", [[], [0], [1], [2]], id="a group chat, whose first speaks again"),
         pytest.param("a( a) b( b) A(a A) B(b B)", [[], [0], [1], [2]], id="two with histories of their own, in turn"),
+        pytest.param('p( p) a( b( a) b) A("a B("b A) B) w("AB w)', [[], [0], [0], [1], [2], [3, 4]], id="two branches"),
+        pytest.param('p( q( p) q) w("pq w) c("w c) W("pq W)', [[], [], [0, 1], [2], [3]], id="a draft sent back"),
         pytest.param("p( q( p) q)", [[], []], id="both at the beginning"),
     ],
 )
 def test_what_a_step_waited_for_is_worked_out_from_times_and_from_what_it_goes_on_from(
     tmp_path: Path, timeline: str, parents: list[list[int]]
 ) -> None:
-    """`A(a` begins a step that goes on from the answer to `a`, `A)` ends it."""
+    """`A(a` begins a step that goes on from the answer to `a`, `A("b` one that quotes that to `b`, `A)` ends it."""
     hands = Hands()
     one = recorder(tmp_path / "r", hands)
     for event in timeline.split():
         hands.on(1.0)
         name, begins, after = event.partition("(")
         if begins:
-            one.begun(name, Named("w", "agent"), prompt=name.encode(), after=after.encode())
+            before, _, quoted = after.partition('"')
+            told = {"goes_on_from": ord(before or "\0"), "quotes": [ord(name) for name in quoted]}
+            one.begun(name, Named("w", "agent"), number=ord(name), **told)
         else:
             one.completed(name.removesuffix(")"))
     one.ended("t", "w", RECORDED_FINISHED)
