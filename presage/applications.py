@@ -21,7 +21,8 @@ MOST_AGENTS: Final = 64
 class Applications:
     """The applications of one tenant. Agents are known by the types of the workflows that they begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_agents: int = MOST_AGENTS) -> None:
+        self._most_agents = most_agents
         self._begun: OrderedDict[str, int] = OrderedDict()
         self._called: dict[str, Counter[str]] = {}
         self._merged: dict[str, str] | None = {}
@@ -55,7 +56,7 @@ class Applications:
         self._begun.setdefault(agent, 0)
         self._called.setdefault(agent, Counter())
         self._begun.move_to_end(agent)
-        if len(self._begun) > MOST_AGENTS:
+        if len(self._begun) > self._most_agents:
             oldest, _ = self._begun.popitem(last=False)
             del self._called[oldest]
             for calls in self._called.values():

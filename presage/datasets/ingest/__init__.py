@@ -13,6 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from presage.datasets.adapters.recording import is_recording
 from presage.datasets.adapters.spans.conventions import doubtful
+from presage.datasets.ingest.applications import MERGED, application_types, as_stored, retyped
 from presage.datasets.ingest.sources import FOLDED, Feed, Gathered, Progress, feeds_of, gather, request_logs
 from presage.datasets.ingest.spill import Journal, Planned, RangeWritten, ranges, read_range
 from presage.datasets.schema import conform, workflow_codes, workflow_count
@@ -112,6 +115,10 @@ def ingest(
             command = [*map(str, options), *least, *(str(Path(source.name).absolute()) for source in inputs)]
             journal = Journal(root, command)
             try:
+                recordings = [feed.path for feed in inputs if feed.path is not None and is_recording(feed.path)]
+                types = application_types(recordings, manifest.names)
+                if types.num_rows:  # all is read here then, not by Ray's workers
+                    inputs = [replace(feed, begin=partial(retyped, feed.begin, types), path=None) for feed in inputs]
                 gathered = gather(
                     inputs,
                     journal,
@@ -126,7 +133,8 @@ def ingest(
                 )
                 if strict:
                     notices = doubtful(gathered.notices)
-                    refuse_notices({what: count for what, count in notices.items() if not what.startswith(FOLDED)})
+                    refuse_notices({what: n for what, n in notices.items() if not what.startswith((FOLDED, MERGED))})
+                gathered = replace(gathered, types=types)
                 source_names = [source.name for source in inputs]
                 writing_pass = _SecondPass(
                     source_names, gathered, root, manifest, journal, since, until, skip_bad, min_identity_confidence
@@ -233,6 +241,7 @@ class _SecondPass:
             table, origin, uncertain = _certain(table, origin, self.min_identity_confidence)
             skipped.update(uncertain)
         table, origin, repeated = drop_repeats(table, origin)
+        table = as_stored(table, self.gathered.types, self.root, self.manifest)
         if self.skip_bad:
             table, dropped = drop_invalid(table, origin)
             skipped.update({f"workflow with {reason}": count for reason, count in dropped.items()})

@@ -59,6 +59,7 @@ class Gathered:
     runs: list[SortedRun]
     schema: pa.Schema
     resumed: int
+    types: pa.Table | None = None  # as `application_types` has them
 
     @cached_property
     def spoiled(self) -> set[Workflow]:
