@@ -73,8 +73,8 @@ def as_stored(table: pa.Table, types: pa.Table, root: Path, manifest: Manifest) 
     """The rows with the types under which the store has these workflows: what an earlier ingestion named stays."""
     ids = pc.unique(table["workflow_id"])
     ids = ids.filter(pc.is_in(ids, value_set=types["workflow_id"]))
-    found = (rows for part in manifest.parts if len(ids) for rows in rows_of(ids, root, part, manifest.sizes))
-    stored = [rows.select(_COLUMNS) for rows in found]
+    matching = (rows for part in manifest.parts if len(ids) for rows in rows_of(ids, root, part, manifest.sizes))
+    stored = [rows.select(_COLUMNS) for rows in matching]
     return _with_types(table, pa.concat_tables(stored)) if stored else table
 
 
