@@ -727,6 +727,17 @@ APPLICATIONS: dict[str, tuple[str, Application]] = {
     "tree-of-thoughts": ("newest", tree_of_thoughts),
 }
 """The environment of each application, by the name of its requirements, and what it does."""
+FAN_OUT = {
+    "langgraph-incident": float("nan"),  # differs from run to run; .359 by OpenInference's spans of eight runs
+    "langgraph-subgraphs": 3 / 6,
+    "langgraph-map-reduce": 1 / 5,
+    "map-reduce-alone": 1 / 5,
+    "google-adk": 1 / 5,
+    "strands-graph": 3 / 4,
+    "debate": 3 / 7,
+    "tree-of-thoughts": 4 / 13,
+}
+"""The share of requests that wait for several others or have siblings, where there are any."""
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ sentences. Runs are judged by a header that the gateway does not read:
 - precision and recall by pairs of requests; workflows per run; types of the workflows
 - agents: recognised ones by true ones, which differ in tools, or in the first four or last two words of system prompts
 - fan-out: steps that wait for several parents or have a sibling, as `presage traces describe` counts them in what the
-  gateway records, less the same share of a further pass in which the runs name their workflows
+  gateway records, and as the application has them
 - confidence, right: mean confidence of continuations, and the share of them that are right
 
 In `langgraph-resumed` one process begins the runs, and another one goes on five hours later.
@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from framework_apps import APPLICATIONS, RUN, WORDS
+from framework_apps import APPLICATIONS, FAN_OUT, RUN, WORDS
 from framework_engine import Event, identities
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -166,20 +166,6 @@ def served(app: Any) -> Iterator[str]:
         listening.close()
 
 
-class Named:
-    """ASGI: the runs name their workflows, as a client would that was changed."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            runs = [value for name, value in scope["headers"] if name == RUN.encode()]
-            named = [(b"x-presage-workflow-id", run) for run in runs] + [(b"x-presage-workflow-type", b"app")]
-            scope = {**scope, "headers": [*scope["headers"], *named]}
-        await self._app(scope, receive, send)
-
-
 class Clock:
     """Monotonic seconds, which go on by more at once."""
 
@@ -226,7 +212,7 @@ class Seen:
         }
 
 
-def seen_of(name: str, python: str, runs: int, at_once: int, named: bool, seed: int) -> Seen:
+def seen_of(name: str, python: str, runs: int, at_once: int, seed: int) -> Seen:
     """What a gateway makes of runs of an application."""
     seen, clock = Seen(), Clock()
     with tempfile.TemporaryDirectory() as folder, served(model_server(seed)) as upstream:
@@ -249,8 +235,7 @@ def seen_of(name: str, python: str, runs: int, at_once: int, named: bool, seed: 
 
         front.decisions.identifier.identify = judged  # type: ignore[method-assign]
         front.decisions.identifier.answered = heard  # type: ignore[method-assign]
-        app = front.app()
-        with served(Named(app) if named else app) as url:
+        with served(front.app()) as url:
             line = [python, str(HERE / "framework_apps.py"), name, f"{url}/v1", "--seed", str(seed)]
             line += ["--runs", str(runs), "--at-once", str(at_once)]
             for more in ([], ["--second"]) if name in RESUMED else ([],):
@@ -293,13 +278,12 @@ def main() -> None:
             print(f"{name}: no environment {environment}; make frameworks", file=sys.stderr)
             continue
         for at_once in map(int, given.at_once.split(",")):
-            seen = seen_of(name, pythons[environment], given.runs, at_once, False, given.seed)
+            seen = seen_of(name, pythons[environment], given.runs, at_once, given.seed)
             if given.engine:
                 inferred = zip(seen.rows, identities(seen.events), strict=True)
                 figures = Seen([(run, system, identity) for (run, system, _), identity in inferred]).figures()
             else:
-                fan_out = seen_of(name, pythons[environment], given.runs, at_once, True, given.seed).fan_out
-                figures = {**seen.figures(), "fan-out": seen.fan_out, "true fan-out": fan_out}
+                figures = {**seen.figures(), "fan-out": seen.fan_out, "true fan-out": FAN_OUT.get(name, 0.0)}
             table[f"{name}, {at_once} at once"] = figures
             print(f"| {name} | {at_once} |", " | ".join(f"{value:.3g}" for value in figures.values()), "|", flush=True)
     print(json.dumps({"benchmark": "frameworks", "runs": given.runs, "table": table}))

@@ -19,7 +19,7 @@ MODES = {
     "rules": [{"policy": "eviction", "workflow_type": "[red]beta", "mode": "off"}],
     "policies": {"priority": "on", "eviction": "on", "admission": "on", "prefetch": "on"},
 }
-FORECAST = {
+FORECAST: dict[str, Any] = {
     "ago_s": 1.5,
     "agent": "planner",
     "step": 3,
@@ -31,7 +31,7 @@ FORECAST = {
     "horizons": [{"agents": {"coder": 0.7, "tester": 0.2}, "end": 0.1}],
     "remaining": {"source": "champion", "version": 2, "evidence": 9, "reason": None, "quantiles": {"0.5": 210.0}},
 }
-EXPLAINED = {
+EXPLAINED: dict[str, Any] = {
     "workflow_type": "review",
     "workflow_id": "a/b",
     "alive": True,
