@@ -14,37 +14,37 @@ Problem = tuple[str, str]
 
 def problems(engine: EngineStatus) -> list[Problem]:
     """Parts that are off, failures, names left out, drift, and what is lost."""
-    found = [(f"{part} is off", why) for part, why in engine.off.items()]
-    found += [(f"{what}: {reason}", str(times)) for (what, reason), times in engine.by_labels(ERRORS).items()]
+    listed = [(f"{part} is off", why) for part, why in engine.off.items()]
+    listed += [(f"{what}: {reason}", str(times)) for (what, reason), times in engine.by_labels(ERRORS).items()]
     for (name, reason), times in engine.by_labels(METADATA_LEFT_OUT).items():
         key = engine.examples.get(f"{name}: {reason}", name)
-        found.append((f"{name} left out: {reason}", f"{times}" + (f", for example {key}" if key != name else "")))
-    found += [(event, str(times)) for (event,), times in engine.by_labels(EVENTS).items()]
-    found += broken(engine)
+        listed.append((f"{name} left out: {reason}", f"{times}" + (f", for example {key}" if key != name else "")))
+    listed += [(event, str(times)) for (event,), times in engine.by_labels(EVENTS).items()]
+    listed += broken(engine)
     for name, share in engine.one_step.items():
         told = f"{share:.0%} of its workflows; if runs have several, docs/recognised.md says what joins them"
-        found.append((f"one step: {name}", told))
+        listed.append((f"one step: {name}", told))
     if engine.recorder is not None and engine.recorder.losing:
-        found.append(("recorder", "loses most steps; recorder.counts of --json says why"))
+        listed.append(("recorder", "loses most steps; recorder.counts of --json says why"))
     if (webhook := engine.webhook) is not None and (webhook.problem or webhook.dropped):
-        found.append(("webhook", f"latest delivery: {webhook.problem or 'taken'}; {webhook.dropped} events dropped"))
-    return found
+        listed.append(("webhook", f"latest delivery: {webhook.problem or 'taken'}; {webhook.dropped} events dropped"))
+    return listed
 
 
 def broken(engine: EngineStatus) -> list[Problem]:
     """Alarms, broken promises with their likely causes, and types for which a model stands back."""
     monitor = engine.monitor or MonitorStatus()
-    found = [("drift", name or "(no type)") for name in monitor.alarms]
+    listed = [("drift", name or "(no type)") for name in monitor.alarms]
     for name, promise in monitor.promised.items():
         if promise.kept is False:
-            found.append(("below its promise", name or "(no type)"))
-        found += [(f"likely cause: {name or '(no type)'}", f"{cause.text}; {cause.mend}") for cause in promise.causes]
+            listed.append(("below its promise", name or "(no type)"))
+        listed += [(f"likely cause: {name or '(no type)'}", f"{cause.text}; {cause.mend}") for cause in promise.causes]
     for who, by_type in against_counts(monitor):
         for name, compared in by_type.items():
             if compared.stands_back:
                 told = f"{name or '(no type)'}: online counts forecast it until it recovers"
-                found.append((f"{who}stands back", told))
-    return found
+                listed.append((f"{who}stands back", told))
+    return listed
 
 
 def against_counts(monitor: MonitorStatus) -> tuple[tuple[str, Mapping[str, AgainstCountsStatus]], ...]:

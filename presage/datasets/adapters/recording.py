@@ -232,7 +232,7 @@ def plan(
         numbered[start:stop] = np.cumsum(whole & ~failed) - 1
         complete[start:stop] = end == count
         of_run = numbers[:, start:stop][:, whole & ~failed]
-        quotes = [quoted.get(one, []) for one in key(of_run[0], of_run[1]).tolist()]
+        quotes = [quoted.get(place, []) for place in key(of_run[0], of_run[1]).tolist()]
         started, until, before = of_run[6:].tolist()
         parents += _waited_for(of_run[1].tolist(), started, until, before, quotes)
     return RowPlan(key(run, step)[kept], numbered[kept], complete[kept], pa.array(parents, pa.list_(pa.int32())))
@@ -255,25 +255,26 @@ def _waited_for(
         goes_on_from: the number of the step, -1 if unknown.
         quotes: the numbers of the steps.
     """
-    place = {number: at for at, number in enumerate(step)}
+    place = {number: row for row, number in enumerate(step)}
     until = [max(begun, end - _SOON_US) if end >= 0 else NEVER_ENDED for begun, end in zip(started, ended, strict=True)]
     if all(end <= begun for end, begun in zip(accumulate(until, max), started[1:], strict=False)):
-        return [(at - 1,) if at else () for at in range(len(step))]
+        return [(row - 1,) if row else () for row in range(len(step))]
     following: dict[int, int] = {}
     threads: list[list[int]] = []
     thread_of: dict[int, list[int]] = {}
     parents: list[Steps] = [()] * len(step)
-    for at, number in enumerate(goes_on_from):
+    for row, number in enumerate(goes_on_from):
         before = place.get(number, -1)
+        before = before if before < row else -1
         if before < 0 or before in following:
-            thread_of[at] = []
-            threads.append(thread_of[at])
-            beside = before >= 0 and started[at] < until[following[before]]  # else what followed may be why it waited
-            parents[at] = (before,) if beside else ()
+            thread_of[row] = []
+            threads.append(thread_of[row])
+            beside = before >= 0 and started[row] < until[following[before]]  # else what followed may be why it waited
+            parents[row] = (before,) if beside else ()
         else:
-            following[before], thread_of[at] = at, thread_of[before]
-            parents[at] = (before,)
-        thread_of[at].append(at)
+            following[before], thread_of[row] = row, thread_of[before]
+            parents[row] = (before,)
+        thread_of[row].append(row)
     pauses = sorted((until[before], before, started[after]) for before, after in following.items())
     inside: dict[int, list[list[int]]] = {}
     for thread in threads:
@@ -292,17 +293,18 @@ def _waited_for(
         first = thread[0]
         sources = {place[number] for number in quotes[first] if number in place}
         if sources and len(parents[first]) > 1:
-            parents[first] = tuple(at for at in parents[first] if _comes_of(at, sources, parents)) or parents[first]
-    return [tuple(sorted(waited_for)) for waited_for in parents]
+            parents[first] = tuple(row for row in parents[first] if _comes_of(row, sources, parents)) or parents[first]
+    # Of steps that begin at one time the last of a thread may come later.
+    return [tuple(sorted(before for before in waited if before < row)) for row, waited in enumerate(parents)]
 
 
-def _comes_of(at: int, sources: set[int], parents: Sequence[Steps]) -> bool:
+def _comes_of(row: int, sources: set[int], parents: Sequence[Steps]) -> bool:
     """Whether a step is one of these, or has waited for one, whatever was in between."""
-    seen, waiting = {at}, [at]
+    seen, waiting = {row}, [row]
     while waiting:
-        if (at := waiting.pop()) in sources:
+        if (row := waiting.pop()) in sources:
             return True
-        fresh = {before for before in parents[at] if before >= min(sources)} - seen
+        fresh = {before for before in parents[row] if before >= min(sources)} - seen
         seen |= fresh
         waiting += fresh
     return False
@@ -452,7 +454,7 @@ def _file_batches(
                 lost[TORN_BYTES] += size - position
                 return
             there = set(batch.schema.names)
-            columns_of = [batch[one.name] if one.name in there else pa.nulls(len(batch), one.type) for one in schema]
+            columns_of = [batch[f.name] if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
             yield pa.RecordBatch.from_arrays(columns_of, schema=schema), served
 
 
@@ -466,7 +468,7 @@ def _served(schema: pa.Schema, path: Path, table: str) -> tuple[Served, tuple[st
             f"{', '.join((*layout.ADDED, layout.VERSION))}: ingest it with the release that recorded it"
         )
     lacks = layout.ADDED.get(version, ()) if table == "steps" else ()
-    if not schema.equals(pa.schema([one for one in layout.TABLES[table] if one.name not in lacks])):
+    if not schema.equals(pa.schema([column for column in layout.TABLES[table] if column.name not in lacks])):
         raise TraceError(f"{path}: not the columns of {table} in a recording: remove the file, or record again")
     served = Served(
         facts[layout.MODEL_KEY].decode() if layout.MODEL_KEY in facts else None,

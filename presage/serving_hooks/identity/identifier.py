@@ -260,8 +260,8 @@ class Identifier:
         if prompt.end:
             conversation.requests[prompt.end] = number, role
         source: IdentitySource = "prompt" if link.source == "continuation" else link.source
-        of = conversation.workflow_type, conversation.workflow_id, role, sent.number, sent.last
-        step = Step(*of, source=source, confidence=link.confidence)
+        names = conversation.workflow_type, conversation.workflow_id, role
+        step = Step(*names, sent.number, sent.last, source=source, confidence=link.confidence)
         known_as = agent.known_as if self.agents.may_be_renamed(role) else None
         how = link.source, link.confidence, agent_source, agent_confidence
         return Identity(step, *how, prompt.end, known_as, number, goes_on_from, quotes)

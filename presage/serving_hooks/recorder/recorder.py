@@ -137,7 +137,10 @@ class Recorder:
                 return None
             place = run.steps
             run.steps = place + 1
-            before = run.requests.get(goes_on_from), [run.requests[one] for one in quotes if one in run.requests]
+            before = (
+                run.requests.get(goes_on_from),
+                [run.requests[quoted] for quoted in quotes if quoted in run.requests],
+            )
             run.requested(place, number)
             if len(self._running) >= _MAX_RUNNING:
                 self._counts.add(RECORDER, "not recorded", "too many steps at once")

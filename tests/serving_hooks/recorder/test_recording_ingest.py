@@ -101,6 +101,34 @@ def test_what_a_step_waited_for_is_worked_out_from_times_and_from_what_it_goes_o
     assert read_traces([tmp_path / "r"]).table["parent_steps"].to_pylist() == parents
 
 
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 12), st.lists(st.integers(0, 12), max_size=3)),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(deadline=None)
+def test_whatever_steps_say_they_wait_for_earlier_ones_alone(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int, list[int]]]
+) -> None:
+    """At the same time, without an end, after themselves and after later ones: every step is taken."""
+    folder, hands = tmp_path_factory.mktemp("r"), Hands()
+    one = recorder(folder, hands)
+    for number, (pause, lasts, goes_on_from, quotes) in enumerate(steps, 1):
+        hands.on(float(pause))
+        one.begun(f"r{number}", Named(), number=number, goes_on_from=goes_on_from, quotes=quotes)
+        for ended in range(max(1, number - lasts), number + (lasts == 0)):
+            one.completed(f"r{ended}")
+    for number in range(1, len(steps) + 1):
+        one.completed(f"r{number}")
+    one.ended("t", "w", RECORDED_FINISHED)
+    one.close()
+    rows = read_traces([folder]).table.to_pylist()
+    assert [row["step"] for row in rows] == list(range(len(steps)))
+    assert all(parent < row["step"] for row in rows for parent in row["parent_steps"])
+
+
 def test_names_are_folded_for_the_models_recorded_as_sent_and_folded_again_by_the_store(tmp_path: Path) -> None:
     names = NameMapping(((r"(\w+)-\d+", r"\1"),), ((r"(\w+) run \d+", r"\1"),))
     one = recorder(tmp_path / "r")
