@@ -122,7 +122,9 @@ class Engine:
         return of, link.by if link is not None else None if opener is None else "quoted"
 
     def answer(self, of: PromptedWorkflow, tokens: Sequence[int], answer: Sequence[int]) -> None:
-        self.index.answered(of, self.prompt([*tokens, *answer]), len(tokens))
+        both = self.prompt([*tokens, *answer])
+        self.index.answered(of, both, len(tokens))
+        self.openings.answered(of, both, len(tokens))
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -260,6 +262,7 @@ def cost(tokens: int, running: int = 200, seed: int = 0) -> dict[str, float]:
         "new": microseconds(lambda: engine.index.find(fresh), times),
         "opening": microseconds(lambda: engine.openings.find(fresh, "another", 0.0), times),
         "answer": microseconds(lambda: engine.index.answered(of, both, len(history)), times),
+        "answer, opening": microseconds(lambda: engine.openings.answered(of, both, len(history)), times),
     }
     link = engine.index.find(longer)
     assert link is not None
@@ -345,13 +348,14 @@ def main() -> None:
         print(f"claude_code left out: no workflows/claude_code.jsonl.gz in {given.data.name}")
     results["singles linked"] = [singles(seed=seed) for seed in range(5)]
     print(f"\nSingle chats linked, of 1,000: {', '.join(f'{share:.1%}' for share in results['singles linked'])}")
-    print("\n| tokens | continues, us | a block | new, us | a block | opening, us | answer, us |")
-    print("|---" * 7, "|", sep="")
+    print("\n| tokens | continues, us | a block | new, us | a block | opening, us | answer, us | opening, us |")
+    print("|---" * 8, "|", sep="")
     for tokens in (1_000, 10_000, 100_000):
         spent = results[f"microseconds, {tokens}"] = cost(tokens)
         print(
             f"| {tokens} | {spent['continues']:.0f} | {spent['continues, a block']:.2f} | {spent['new']:.0f} | "
-            f"{spent['new, a block']:.2f} | {spent['opening']:.0f} | {spent['answer']:.0f} |",
+            f"{spent['new, a block']:.2f} | {spent['opening']:.0f} | {spent['answer']:.0f} | "
+            f"{spent['answer, opening']:.0f} |",
             flush=True,
         )
     results["bytes a block"] = kept()

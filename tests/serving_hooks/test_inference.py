@@ -264,6 +264,52 @@ def test_a_template_that_one_workflow_alone_has_tells_nothing() -> None:
     assert step is None or step.workflow != first.workflow
 
 
+ARGUMENT = drawn(23, 24)
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "joins"),
+    [
+        ([*drawn(24, 10), *ARGUMENT, *drawn(25, 5)], ARGUMENT, True),
+        ([*drawn(24, 10), *ARGUMENT[:12], 7, *ARGUMENT[13:]], ARGUMENT, False),
+        ([*drawn(24, 10), *ARGUMENT], [*ARGUMENT, *drawn(26, 10)], False),
+    ],
+    ids=["all of it", "nearly all", "more than it"],
+)
+def test_an_agent_that_is_given_the_argument_of_a_call_is_of_the_workflow_that_made_it(
+    said: list[int], given: list[int], joins: bool
+) -> None:
+    of = Engine()
+    for seed in range(2):
+        of.ask([*PLANNER, *drawn(100 + seed, 30), *TAIL], drawn(200 + seed, 40))
+        of.ask([*WRITER, *drawn(300 + seed, 30), *TAIL], drawn(400 + seed, 40))
+    caller = of.ask([*PLANNER, *drawn(27, 30), *QUESTION, *TAIL], said)
+    called = of.ask([*WRITER, *given, *TAIL])
+    assert caller is not None
+    assert called is not None
+    assert (called.workflow == caller.workflow) is joins
+
+
+def test_what_an_answer_only_repeats_tells_nothing() -> None:
+    of, history = begun()[0], [*PLANNER, *drawn(27, 30), *TAIL]
+    for seed in range(2):
+        of.ask([*WRITER, *drawn(300 + seed, 30), *TAIL], drawn(400 + seed, 40))
+    caller = of.ask(history, drawn(28, 40))
+    of.ask([*history, *drawn(28, 40), *ARGUMENT, *TAIL], [*drawn(24, 10), *ARGUMENT])
+    called = of.ask([*WRITER, *ARGUMENT, *TAIL])
+    assert caller is not None
+    assert called is None or called.workflow != caller.workflow
+
+
+def test_an_argument_that_two_workflows_gave_tells_neither() -> None:
+    of = Engine()
+    for seed in range(2):
+        of.ask([*WRITER, *drawn(300 + seed, 30), *TAIL], drawn(400 + seed, 40))
+    callers = [of.ask([*PLANNER, *drawn(seed, 30), *TAIL], [*drawn(24, 10), *ARGUMENT]) for seed in (28, 29)]
+    called = of.ask([*WRITER, *ARGUMENT, *TAIL])
+    assert called is None or called.workflow not in {caller.workflow for caller in callers if caller is not None}
+
+
 def test_openings_are_forgotten_with_their_workflows() -> None:
     of, first = begun()
     workflow = Workflow(first, 0.0, 0.0)

@@ -232,6 +232,7 @@ class Inference:
     def answered(self, candidate: Candidate, both: TokenPrompt, prompt_tokens: int) -> None:
         """A request of it was answered; see `PromptIndex.answered`."""
         self._known.answered(candidate, both, prompt_tokens, self._clock())
+        self._begun_by.answered(candidate, both, prompt_tokens)
 
     def ended(self, workflow: Workflow, told: bool) -> None:
         """A workflow has ended: what its prompts were is forgotten, unless nobody `told`, and it may come back."""
