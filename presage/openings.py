@@ -38,6 +38,7 @@ ACTIVE_S: Final = 180.0
 """Seconds since the latest request of a workflow within which its opening is compared, as at the gateway."""
 MOST_KEPT: Final = 1024
 """Workflows, the latest ones: 2 KiB each."""
+_MOST_AGENTS: Final = 64
 _SLOTS: Final = 2**18
 _NUMBERS: Final = 2**32 - 1
 
@@ -96,7 +97,7 @@ class Openings(Generic[Known]):
     def step(self, of: Known, agent: str) -> None:
         """A request of this agent is of the workflow."""
         opening = self._kept.get(of.number & _NUMBERS)
-        if opening is not None:
+        if opening is not None and len(opening.agents) < _MOST_AGENTS:
             opening.agents.add(agent)
 
     def answered(self, of: Known, both: TokenPrompt, prompt_tokens: int) -> None:
