@@ -118,6 +118,7 @@ class Beginning(Generic[Known]):
         told_apart: whether nobody else can have it, since it holds an answer. Without one it may be a system prompt
             that somebody has sent alone, to fill the cache.
         continued: the digest of the prompt that went on from it.
+        request: of the workflow's requests, from 1, the one whose answer it ends with; 0 if nothing tells.
     """
 
     owners: list[Known]
@@ -125,6 +126,7 @@ class Beginning(Generic[Known]):
     shared: bool = False
     told_apart: bool = False
     continued: bytes | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +212,13 @@ class PromptIndex(Generic[Known]):
         if begun is not None:
             begun.continued = begun.continued or digest
 
-    def answered(self, of: Known, both: TokenPrompt, prompt_tokens: int, now: float = 0.0) -> None:
+    def answered(self, of: Known, both: TokenPrompt, prompt_tokens: int, now: float = 0.0, request: int = 0) -> None:
         """A prompt of the workflow was answered: tokens and blocks are those of `both`, one after the other."""
         if of.number not in self._workflows or len(both.tokens) <= prompt_tokens:
             return
         self._active(of, now)
         told_apart = of.told_apart or len(both.tokens) - prompt_tokens >= WINDOW
-        self._add_end(of, both, answered=True, told_apart=told_apart)
+        self._add_end(of, both, answered=True, told_apart=told_apart, request=request)
         salt, tokens = self._scope(of.scope).salt, both.tokens
         fresh = self._windows(as_ids(tokens[prompt_tokens:]), salt)
         last = max(_OWN_TOKENS, prompt_tokens - _OWN_TOKENS)
@@ -277,10 +279,12 @@ class PromptIndex(Generic[Known]):
         last, start = (blocks[-1], len(blocks) * self._block) if blocks else (b"", 0)
         return last, len(prompt.tokens) - start, self._end(last, prompt, start, len(prompt.tokens))
 
-    def _add_end(self, workflow: Known, prompt: TokenPrompt, answered: bool, told_apart: bool) -> bytes:
+    def _add_end(
+        self, workflow: Known, prompt: TokenPrompt, answered: bool, told_apart: bool, request: int = 0
+    ) -> bytes:
         last, length, digest = self._last_end(prompt)
         scope = self._scope(workflow.scope)
-        begun = scope.beginnings.setdefault(digest, Beginning([], answered, told_apart=told_apart))
+        begun = scope.beginnings.setdefault(digest, Beginning([], answered, told_apart=told_apart, request=request))
         if any(owner is workflow for owner in begun.owners):
             return digest
         begun.shared = begun.shared or bool(begun.owners)

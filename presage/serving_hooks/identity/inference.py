@@ -58,6 +58,9 @@ _MOST_PARENTS: Final = 64
 _MOST_LEFT: Final = 1024
 """Requests that have left and whose answers may still be parsed."""
 
+_MOST_PLACES: Final = 2**13
+"""Requests whose place in their workflow is known."""
+
 Checked = Literal["right", "wrong", "missed"]
 """A request of a named workflow was found to continue it, found to continue another one, or not found."""
 
@@ -121,6 +124,7 @@ class Inference:
         self._ids: _Latest[bytes, int] = _Latest(_MOST_IDS)
         self._applications: dict[str, Applications] = {}
         self._left: _Latest[str, tuple[Candidate, int]] = _Latest(_MOST_LEFT)
+        self._places: _Latest[str, tuple[int, int]] = _Latest(_MOST_PLACES)
         self._parents: _Latest[tuple[str, Hashable], tuple[int, Step | None]] = _Latest(_MOST_PARENTS)
 
     def arrives(
@@ -167,6 +171,8 @@ class Inference:
         if response is not None:
             self._ids.put(_digest(tenant, "response", response[0]), candidate.number)
         self._known.asked(candidate, prompt, self._clock(), link)
+        begun = link.beginning if link is not None else None
+        self._places.put(request_id, (candidate.steps, begun.request if begun is not None else 0))
         self._requests[request_id] = candidate
         agent = observed.agent or self._agent(head, candidate)
         step = self._step(candidate, agent, observed.workflow_type, tenant, folded, source, confidence)
@@ -229,9 +235,13 @@ class Inference:
             else None
         )
 
-    def answered(self, candidate: Candidate, both: TokenPrompt, prompt_tokens: int) -> None:
+    def place(self, request_id: str) -> tuple[int, int]:
+        """The number of a request in its inferred workflow, from 1, and of that whose answer it continues; else 0."""
+        return self._places.get(request_id) or (0, 0)
+
+    def answered(self, candidate: Candidate, both: TokenPrompt, prompt_tokens: int, request_id: str = "") -> None:
         """A request of it was answered; see `PromptIndex.answered`."""
-        self._known.answered(candidate, both, prompt_tokens, self._clock())
+        self._known.answered(candidate, both, prompt_tokens, self._clock(), self.place(request_id)[0])
         self._begun_by.answered(candidate, both, prompt_tokens)
 
     def ended(self, workflow: Workflow, told: bool) -> None:

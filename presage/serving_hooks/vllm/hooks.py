@@ -353,6 +353,7 @@ class Hooks(engine.SchedulerSeam):
                 "input_tokens": request.num_prompt_tokens,
                 "cached_input_tokens": found.tokens,
                 "input_text": prompt,
+                **(self.identity.recorded(request.request_id) if self.identity is not None else {}),
             }
 
         def completed(request: EngineRequest) -> dict[str, Any]:

@@ -88,6 +88,11 @@ class InferredIdentity(Listener[EngineRequest]):
         key = self._inference.answered_last(name)
         return self._table.get(key) if key is not None else None
 
+    def recorded(self, request_id: str) -> dict[str, int]:
+        """What is recorded of a request's place in its workflow."""
+        number, goes_on_from = self._inference.place(request_id)
+        return {"number": number, "goes_on_from": goes_on_from}
+
     def status(self) -> IdentityStatus:
         """How workflows were identified, and how often the inference finds a named one."""
         inference = self._inference
@@ -120,7 +125,7 @@ class InferredIdentity(Listener[EngineRequest]):
         for candidate, request, tenant in unread:
             both = engine.prompt_of(request, tenant)
             if both is not None:
-                self._inference.answered(candidate, both, request.num_prompt_tokens)
+                self._inference.answered(candidate, both, request.num_prompt_tokens, request.request_id)
 
 
 def _of_session(found: Observed, session: str, tenant: str, names: NameMapping) -> Step:

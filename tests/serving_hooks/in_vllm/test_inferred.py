@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from vllm_samples import BLOCK, HASHER, Engine, Request, ask, build
 
@@ -94,6 +95,23 @@ def test_workflows_that_are_known_from_their_first_step_on_are_recorded(tmp_path
     rows = [row for row in table.to_pylist() if row["workflow_id"].startswith(f"{loop.workflow[1]}@")]
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert {row["agent"] for row in rows} == {f"agent-{loop.workflow[0].removeprefix('app-')}"}
+
+
+def test_a_recording_tells_which_answer_each_step_goes_on_from(tmp_path: Path) -> None:
+    engine = built(tmp_path, recorder={"folder": str(tmp_path / "recording")})
+    loop = Loop(engine, 1)
+    loop.step()
+    branches = {name: [*loop.history, *drawn(seed, 30)] for seed, name in enumerate(("left", "right"))}
+    for turn in range(2):
+        for name, history in branches.items():
+            engine.scheduler.add_request(asked(f"{name}-{turn}", history))
+        engine.run()
+        for name, history in branches.items():
+            history += [*engine.said[f"{name}-{turn}"], *drawn(turn, 30)]
+    engine.scheduler.shutdown()
+    [path] = (tmp_path / "recording").rglob("steps-*.arrows")
+    steps = pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
+    assert {row["step"]: row["goes_on_from"] for row in steps} == {0: None, 1: 0, 2: 0, 3: 1, 4: 2}
 
 
 def test_the_answer_to_an_unnamed_request_is_told_by_the_servers_name_of_it(tmp_path: Path) -> None:
