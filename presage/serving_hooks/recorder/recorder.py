@@ -123,7 +123,7 @@ class Recorder:
         Names are recorded as they were sent: ingestion folds them. The `number` of the step is recorded beside ours.
         `input_text` is the prompt or its token ids, which must not be changed later; it is ignored unless text is on,
         like `system_prompt`, the part of the prompt that never varies. `number`, `goes_on_from` and `quotes` are
-        those of its identity at a gateway. Returns where the step is recorded, for `outcome`; None if it is not.
+        those of its identity. Returns where the step is recorded, for `outcome`; None if it is not.
         """
         try:
             request_id, step = running.request_id, running.step
