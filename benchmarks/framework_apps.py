@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 RUN, MODEL = "x-test-run", "simulated"
-HERE = Path(__file__).resolve().parent
-os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false", "CREWAI_TESTING": "true"}
-os.environ |= {"OPENAI_API_KEY": "none", "OTEL_SDK_DISABLED": "true", "HAYSTACK_TELEMETRY_ENABLED": "false"}
 
 _WORDS = (
     "account archive balance branch bridge budget buffer cable canal carrier chart claim cluster column contract "
@@ -749,6 +746,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--second", action="store_true", help="the process that goes on with what a first one began")
     given = parser.parse_args()
+    os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false", "CREWAI_TESTING": "true"}
+    os.environ |= {"OPENAI_API_KEY": "none", "OTEL_SDK_DISABLED": "true"}
     _, application = APPLICATIONS[given.application]
     more: Any = {"second": True} if given.second else {}
 

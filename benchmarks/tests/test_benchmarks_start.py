@@ -34,6 +34,8 @@ TAKES_LONG = {
     "drift",
     "forecast_latency",
     "forecaster",
+    "framework_apps",
+    "frameworks",
     "gateway_choice",
     "length_latency",
     "start_up",
