@@ -160,6 +160,19 @@ class TenantIndex:
         for phrase in kept:
             self.add(conversation, "openings", phrase)
 
+    def narrow_opening(
+        self,
+        conversation: Conversation,
+        opening: Sequence[int],
+        edges: tuple[Sequence[int], Sequence[int]],
+        system: Sequence[int],
+    ) -> None:
+        """What the workflow began with is this message in a template, both by phrases."""
+        around = {*conversation.digests["openings"]} - {*opening}
+        _remember(self.common, (phrase for phrase in around if isinstance(phrase, int)))
+        self.forget_texts(conversation.workflow, ("openings",))
+        self.add_opening(conversation, opening, edges, system)
+
     def continued(self, conversation: Conversation, kind: Kind, digest: bytes) -> None:
         """A prompt went on from this digest: it becomes the latest."""
         own = conversation.digests[kind]

@@ -316,8 +316,7 @@ class Identifier:
         if link is None and agent.confidence:
             link = _shared(index, prompt, agent.name, request.at_s)
             if link is not None and link.conversation not in index.owners("prompts", prompt.points[0][0]):
-                index.forget_texts(link.conversation.workflow, ("openings",))  # the template around this message
-                index.add_opening(link.conversation, asked, edges(opening), under)
+                index.narrow_opening(link.conversation, asked, edges(opening), under)
         link = link or _quoted(index, prompt, asked, under, agent.name, request.at_s)
         if link is not None:
             return link
