@@ -264,6 +264,8 @@ def main() -> None:
         "--engine", action="store_true", help="judge what an engine infers from tokens, not the gateway"
     )
     given = parser.parse_args()
+    if unknown := {*given.only.split(",")} - {*APPLICATIONS}:
+        parser.error(f"--only: no application {', '.join(sorted(unknown))}; there are {', '.join(APPLICATIONS)}")
     logging.disable(logging.WARNING)
     pythons = {path.name: str(path / "bin" / "python") for path in (HERE.parent / ".venv-sdk").glob("*")}
     pythons |= dict(one.split("=", 1) for one in given.python)

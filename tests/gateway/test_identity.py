@@ -249,6 +249,10 @@ GREETING = "Hello! How can I help you today?"
         pytest.param((user("Hi"), assistant(GREETING), user("Where is my order?")), id="greeting"),
         pytest.param((user("Hi"), _call(7), {"role": "tool", "tool_call_id": "c7", "content": PLAN}), id="result"),
         pytest.param((_call(7), {"role": "tool", "tool_call_id": "c7", "content": PLAN}, assistant("?")), id="earlier"),
+        pytest.param((user("Hi"), _call(7), {"role": "function", "name": "order", "content": PLAN}), id="legacy"),
+        pytest.param(
+            (user("Hi"), {"type": "custom_tool_call_output", "call_id": "c7", "output": PLAN}), id="responses"
+        ),
     ],
 )
 def test_a_history_that_began_elsewhere_is_not_joined_by_what_many_hold(later: tuple[Message, ...]) -> None:

@@ -146,8 +146,12 @@ class TenantIndex:
     ) -> None:
         """The workflow begins with this message, under this system prompt, both by phrases.
 
-        What a part of an earlier opening has too is its template; a whole opening that comes again is none.
+        What a part of an earlier opening has too is its template; a whole opening that comes again is none. Where the
+        workflow has an opening already, this is what stood in it, and the rest was a template.
         """
+        around = {*conversation.digests["openings"]} - {*opening}
+        _remember(self.common, (phrase for phrase in around if isinstance(phrase, int)))
+        self.forget_texts(conversation.workflow, ("openings",))
         half, conversation.edges = MOST_DIGESTS["openings"] // 2, edges
         seen = [phrase for phrase in opening if phrase in self._owners["openings"]]
         kept = dict.fromkeys([*opening[:half], *opening[half:][-half:]])
@@ -159,19 +163,6 @@ class TenantIndex:
         _remember(self.common, common)
         for phrase in kept:
             self.add(conversation, "openings", phrase)
-
-    def narrow_opening(
-        self,
-        conversation: Conversation,
-        opening: Sequence[int],
-        edges: tuple[Sequence[int], Sequence[int]],
-        system: Sequence[int],
-    ) -> None:
-        """What the workflow began with is this message in a template, both by phrases."""
-        around = {*conversation.digests["openings"]} - {*opening}
-        _remember(self.common, (phrase for phrase in around if isinstance(phrase, int)))
-        self.forget_texts(conversation.workflow, ("openings",))
-        self.add_opening(conversation, opening, edges, system)
 
     def continued(self, conversation: Conversation, kind: Kind, digest: bytes) -> None:
         """A prompt went on from this digest: it becomes the latest."""

@@ -316,7 +316,7 @@ class Identifier:
         if link is None and agent.confidence:
             link = _shared(index, prompt, agent.name, request.at_s)
             if link is not None and link.conversation not in index.owners("prompts", prompt.points[0][0]):
-                index.narrow_opening(link.conversation, asked, edges(opening), under)
+                index.add_opening(link.conversation, asked, edges(opening), under)
         link = link or _quoted(index, prompt, asked, under, agent.name, request.at_s)
         if link is not None:
             return link
@@ -620,12 +620,14 @@ def _tool_results(request: ApiRequest) -> list[bytes]:
 
 def _is_result(message: object) -> bool:
     return isinstance(message, dict) and (
-        message.get("role") == "tool" or message.get("type") == "function_call_output"
+        message.get("role") in ("tool", "function") or str(message.get("type")).endswith("_output")
     )
 
 
 def _is_answer(message: object) -> bool:
-    return isinstance(message, dict) and (message.get("role") == "assistant" or message.get("type") == "function_call")
+    return isinstance(message, dict) and (
+        message.get("role") == "assistant" or str(message.get("type")).endswith("_call")
+    )
 
 
 def _handed(request: ApiRequest) -> tuple[list[bytes], list[bytes]]:
